@@ -1,0 +1,46 @@
+# Every target sets itself up in .venv on a fresh clone. PYTHON is the interpreter to build it with.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint bench clean
+
+help:
+	@echo "make demo      fetch the default model, answer a prompt, compare plain and speculative"
+	@echo "make test      lint, types, and all tests but the slow ones"
+	@echo "make test-all  the same with the exhaustive ones"
+	@echo "make bench     the published tables, measured on this machine"
+	@echo "make clean     remove .venv and everything that was built"
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $$($(PYTHON) --version) is too old; Outpace needs Python 3.11 or newer:" \
+	    "make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@bash examples/demo.sh
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/pytest
+
+bench: $(STAMP)
+	@for script in benchmarks/*.py; do \
+	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

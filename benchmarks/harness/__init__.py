@@ -1,0 +1,1 @@
+"""What benchmark scripts share: prompts, timed methods, statistics, and how results are told."""

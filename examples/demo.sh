@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# `make demo`: an answer, then the same comparison where prompt lookup helps and where it does not.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+outpace=.venv/bin/outpace
+
+paragraph='The harbour of Lindvik lies at the end of a narrow fjord. Every morning at six the
+ferry leaves for the islands with the mail, fresh bread and a handful of passengers. In winter
+the water close to the quay freezes, and the crew breaks the ice with long wooden poles before
+the engine is started. The ferry returns at noon, and the children of Lindvik run down to the
+quay to see who has come home.'
+
+say() { printf '\n== %s\n' "$*"; }
+
+say '1. Fetch the default model (94 MB, only the first time)'
+"$outpace" models pull smollm2-135m
+
+say '2. Answer a question'
+"$outpace" generate 'Explain in two sentences why the sky is blue.' --max-tokens 80
+
+say '3. Plain against speculative decoding, where the answer repeats its prompt'
+echo 'Task: repeat a paragraph with one word changed. Lookup can copy most of the answer.'
+"$outpace" generate --compare --method ngram --max-tokens 120 \
+  "Repeat the following text exactly, but write \"boat\" instead of \"ferry\".
+
+$paragraph"
+
+say '4. The same comparison, where the answer is new text'
+echo 'Task: an open question. There is little to copy, so lookup has little to offer.'
+"$outpace" generate --compare --method ngram --max-tokens 120 \
+  'What makes a good friend? Answer in a few sentences of your own.'
+
+say 'What this shows'
+cat <<'TEXT'
+Speculation never changes the answer: the token ids were compared above. Whether it is faster
+depends on the text. Where the answer repeats its context many guesses are right and several
+tokens come out of one pass; where it does not, guesses are few or wrong, and it can even be slower.
+Measure with your own prompts:  outpace generate --compare "your prompt"
+TEXT

@@ -1,0 +1,177 @@
+"""`outpace chat`: a conversation, in a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outpace.cli.answers import Answer, run_request
+from outpace.cli.options import build_sampling, engine_options, open_llm, sampling_options
+from outpace.errors import OutpaceError
+from outpace.types import Event, SamplingParams
+
+if TYPE_CHECKING:
+    from outpace import LLM
+
+ACCEPTED_COLOUR = "cyan"
+HELP = """\
+/reset  forget the conversation
+/stats  tokens, speed and acceptance so far
+/help   this list
+/quit   leave (so does end of input)
+Ctrl-C  stop the answer being written"""
+
+
+@dataclass
+class Conversation:
+    """The messages so far and the answers given, for /stats."""
+
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = [] if self.system is None else [_message("system", self.system)]
+
+    def stats_line(self) -> str:
+        stats = [answer.output.stats for answer in self.answers]
+        num_steps = sum(s.num_steps for s in stats)
+        num_output = sum(s.num_output_tokens for s in stats)
+        length = num_output / num_steps if num_steps else 0.0
+        speeds = [a.tokens_per_s for a in self.answers if a.tokens_per_s is not None]
+        last = f", last answer {speeds[-1]:.1f} tokens/s" if speeds else ""
+        return (
+            f"{len(self.answers)} answers, {num_output} tokens in {num_steps} steps, "
+            f"acceptance length {length:.2f}{last}"
+        )
+
+
+@click.command()
+@click.option("--system", metavar="TEXT", help="A system message to begin with.")
+@sampling_options
+@engine_options
+def chat(system: str | None, **values: Any) -> None:
+    """Talk with a model. Lines starting with / are commands; /help lists them.
+
+    With standard input from a pipe each line is one message.
+    """
+    params = build_sampling(values)
+    with open_llm(values) as llm:
+        conversation = Conversation(system)
+        if sys.stdin.isatty():
+            click.echo(
+                f"{llm.model_name}, method {llm.method}. Accepted draft tokens look "
+                f"{click.style('like this', fg=ACCEPTED_COLOUR)}. /help lists the commands.",
+                err=True,
+            )
+        for line in _read_lines():
+            if line.startswith("/"):
+                if not _run_command(line, conversation):
+                    return
+            elif line:
+                _answer(llm, conversation, line, params)
+
+
+def _run_command(line: str, conversation: Conversation) -> bool:
+    """Obey one /command; False for /quit."""
+    command = line.split()[0]
+    if command == "/quit":
+        return False
+    if command == "/reset":
+        conversation.reset()
+        click.echo("The conversation is forgotten.")
+    elif command == "/stats":
+        click.echo(conversation.stats_line())
+    elif command == "/help":
+        click.echo(HELP)
+    else:
+        click.echo(f"error: unknown command {command}; /help lists the commands", err=True)
+    return True
+
+
+def _answer(llm: LLM, conversation: Conversation, text: str, params: SamplingParams) -> None:
+    """Stream one answer; what cannot be answered is not kept in the history."""
+    messages = [*conversation.messages, _message("user", text)]
+    shown: list[str] = []
+
+    def show(event: Event) -> None:
+        shown.append(event.text)
+        click.echo(styled(llm, event), nl=False)
+
+    try:
+        with _interrupt_flag() as interrupted:
+            answer = run_request(llm, messages, params, show=show, stopped=interrupted.is_set)
+    except OutpaceError as error:
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        return
+    click.echo("  (stopped)" if interrupted.is_set() else "")
+    conversation.messages = [*messages, _message("assistant", "".join(shown))]
+    conversation.answers.append(answer)
+
+
+def styled(llm: LLM, event: Event) -> str:
+    """The event's text with accepted draft tokens in another colour.
+
+    Text is coloured token by token where the tokens' own texts make up the event's text.
+    Where they do not (a character or a stop string in the making) one colour serves for all.
+    """
+    if not any(event.origins):
+        return event.text
+    pieces = [llm.tokenizer.decode([i], skip_special_tokens=True) for i in event.token_ids]
+    if len(pieces) != len(event.origins) or "".join(pieces) != event.text:
+        return click.style(event.text, fg=ACCEPTED_COLOUR)
+    return "".join(
+        click.style(piece, fg=ACCEPTED_COLOUR) if origin else piece
+        for piece, origin in zip(pieces, event.origins, strict=True)
+    )
+
+
+def _read_lines() -> Iterator[str]:
+    """Lines of input until its end; Ctrl-C at the prompt only clears the line."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin)
+        return
+    import readline  # noqa: F401  (line editing and history for input())
+
+    while True:
+        try:
+            yield input("> ").strip()
+        except KeyboardInterrupt:
+            click.echo("\n/quit leaves.", err=True)
+        except EOFError:
+            click.echo()
+            return
+
+
+@contextmanager
+def _interrupt_flag() -> Iterator[threading.Event]:
+    """Ctrl-C sets the flag, so that no step is cut in the middle; a second one interrupts."""
+    flag = threading.Event()
+
+    def on_interrupt(signum: int, frame: object) -> None:
+        if flag.is_set():
+            raise KeyboardInterrupt
+        flag.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield flag  # handlers can only be set in the main thread
+        return
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -1,0 +1,184 @@
+"""Plain against speculative decoding on one prompt, interleaved in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outpace.cli.answers import Answer, Prompt, run_request
+from outpace.types import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace import LLM
+
+DEFAULT_METHOD = "ngram"
+WHAT_IS_TIMED = (
+    "output tokens after the first step over the time they took (prompt processing left out); "
+    "median over the repeats, plain and speculative run in turn after one warm-up of each"
+)
+# Differences below this share are not called differences.
+LEAST_DIFFERENCE = 0.05
+# A pass over several rows can be a little cheaper than one over a single row, but not by more:
+# a ratio further above the acceptance length has another cause.
+MOST_ABOVE_ACCEPTANCE = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `--compare` found.
+
+    ids_equal: whether all runs gave the same token ids; None where they need not (sampling
+        without a seed). first_difference: index of the first output token that differs.
+    plain_speeds, speculative_speeds: tokens/s of each run; empty where the answer was over
+        after one step.
+    acceptance_length: of the speculative runs together.
+    """
+
+    method: str
+    repeats: int
+    num_output_tokens: int
+    ids_equal: bool | None
+    first_difference: int | None
+    plain_speeds: list[float]
+    speculative_speeds: list[float]
+    acceptance_length: float
+
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        return median(self.plain_speeds) if self.plain_speeds else None
+
+    @property
+    def speculative_tokens_per_s(self) -> float | None:
+        return median(self.speculative_speeds) if self.speculative_speeds else None
+
+    @property
+    def ratio(self) -> float | None:
+        if self.plain_tokens_per_s is None or self.speculative_tokens_per_s is None:
+            return None
+        return self.speculative_tokens_per_s / self.plain_tokens_per_s
+
+
+def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: int) -> Comparison:
+    """Run both ways `repeats` times in turn, after one warm-up of each."""
+    for speculative in (False, True):
+        run_request(llm, prompt, params, speculative=speculative)
+    plain: list[Answer] = []
+    drafted: list[Answer] = []
+    for turn in range(repeats):
+        # Each goes first in every other turn, so that a drift of the machine favours neither.
+        for speculative in (False, True) if turn % 2 == 0 else (True, False):
+            answer = run_request(llm, prompt, params, speculative=speculative)
+            (drafted if speculative else plain).append(answer)
+    comparable = params.is_greedy or params.seed is not None
+    differences = [first_difference(plain[0].token_ids, a.token_ids) for a in plain + drafted]
+    differing = [place for place in differences if place is not None]
+    num_steps = sum(a.output.stats.num_steps for a in drafted)
+    num_output = sum(a.output.stats.num_output_tokens for a in drafted)
+    return Comparison(
+        method=llm.method,
+        repeats=repeats,
+        num_output_tokens=len(drafted[0].token_ids),
+        ids_equal=not differing if comparable else None,
+        first_difference=min(differing) if comparable and differing else None,
+        plain_speeds=[a.tokens_per_s for a in plain if a.tokens_per_s is not None],
+        speculative_speeds=[a.tokens_per_s for a in drafted if a.tokens_per_s is not None],
+        acceptance_length=num_output / num_steps if num_steps else 0.0,
+    )
+
+
+def first_difference(left: list[int], right: list[int]) -> int | None:
+    """Index of the first differing token; None if the lists are equal."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "method": comparison.method,
+        "ids_equal": comparison.ids_equal,
+        "plain_tokens_per_s": comparison.plain_tokens_per_s,
+        "speculative_tokens_per_s": comparison.speculative_tokens_per_s,
+        "ratio": comparison.ratio,
+        "acceptance_length": comparison.acceptance_length,
+        "repeats": comparison.repeats,
+        "num_output_tokens": comparison.num_output_tokens,
+        "plain_speeds": comparison.plain_speeds,
+        "speculative_speeds": comparison.speculative_speeds,
+        "timed": WHAT_IS_TIMED,
+    }
+    if comparison.first_difference is not None:
+        values["first_difference"] = comparison.first_difference
+    return values
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Print the table and, in plain words, what it means."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "tokens/s", "slowest to fastest", "acceptance length", "ratio")
+    table.add_row(
+        "plain",
+        _number(comparison.plain_tokens_per_s),
+        _spread(comparison.plain_speeds),
+        "1.00",
+        "1.00",
+    )
+    table.add_row(
+        comparison.method,
+        _number(comparison.speculative_tokens_per_s),
+        _spread(comparison.speculative_speeds),
+        f"{comparison.acceptance_length:.2f}",
+        _number(comparison.ratio),
+    )
+    Console().print(table)
+    click.echo(_same_ids_sentence(comparison))
+    click.echo(_worth_sentence(comparison))
+    click.echo(f"Timed: {WHAT_IS_TIMED}.", err=True)
+
+
+def _same_ids_sentence(comparison: Comparison) -> str:
+    if comparison.ids_equal is None:
+        return "Token ids: not comparable (sampling without a seed); add --seed to compare them."
+    if comparison.ids_equal:
+        return f"Token ids: equal in all runs ({comparison.num_output_tokens} tokens)."
+    return (
+        f"Token ids: DIFFERENT from output token {comparison.first_difference} on. Either a "
+        "rounding tie or a bug; --dtype float64 tells which."
+    )
+
+
+def _worth_sentence(comparison: Comparison) -> str:
+    ratio, method = comparison.ratio, comparison.method
+    if ratio is None:
+        return "Speed: the answer was over after one step; ask for a longer one to compare."
+    if ratio > MOST_ABOVE_ACCEPTANCE * comparison.acceptance_length:
+        return (
+            f"Speed: not reliable. {ratio:.2f} times plain decoding is more than "
+            f"{comparison.acceptance_length:.2f} tokens per pass can give; the machine was "
+            "probably busy with something else. Run it again, or with more --repeats."
+        )
+    if abs(ratio - 1) < LEAST_DIFFERENCE or _overlap(comparison):
+        return f"Speed: no clear difference between {method} and plain decoding on this prompt."
+    if ratio > 1:
+        return f"Speed: {method} helps on this prompt, {ratio:.2f} times plain decoding."
+    return f"Speed: {method} does not help on this prompt, {ratio:.2f} times plain decoding."
+
+
+def _overlap(comparison: Comparison) -> bool:
+    """Whether some plain run was as fast as some speculative one, and the other way round."""
+    plain, drafted = comparison.plain_speeds, comparison.speculative_speeds
+    return min(drafted) <= max(plain) and min(plain) <= max(drafted)
+
+
+def _spread(speeds: list[float]) -> str:
+    return f"{min(speeds):.2f} to {max(speeds):.2f}" if speeds else "-"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,95 @@
+"""`outpace generate`: answer one prompt, or measure plain against speculative on it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outpace.cli.answers import (
+    Prompt,
+    answer_json,
+    dump_json,
+    logprob_lines,
+    run_request,
+    summary_line,
+)
+from outpace.cli.compare import DEFAULT_METHOD, compare_methods, comparison_json, show_comparison
+from outpace.cli.options import build_sampling, engine_options, open_llm, sampling_options
+from outpace.errors import OptionError
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option(
+    "--prompt-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read the prompt from a file.",
+)
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without chat template.")
+@click.option("--compare", is_flag=True, help="Time plain and speculative decoding in turn.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    help="With --compare: timed runs of each.  [default: 3]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@sampling_options
+@engine_options
+def generate(
+    prompt: str | None,
+    prompt_file: Path | None,
+    raw: bool,
+    compare: bool,
+    repeats: int | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    """Answer PROMPT (- reads standard input).
+
+    The answer is printed as it comes; statistics go to standard error.
+    """
+    if repeats is not None and not compare:
+        raise click.UsageError("--repeats only has a meaning with --compare.")
+    text = read_prompt(prompt, prompt_file)
+    request: Prompt = text if raw else [{"role": "user", "content": text}]
+    params = build_sampling(values)
+    with open_llm(values, DEFAULT_METHOD if compare else None) as llm:
+        if compare:
+            comparison = compare_methods(llm, request, params, repeats or 3)
+            if as_json:
+                click.echo(dump_json(comparison_json(comparison)))
+            else:
+                show_comparison(comparison)
+        elif as_json:
+            click.echo(dump_json(answer_json(llm, run_request(llm, request, params))))
+        else:
+            answer = run_request(
+                llm, request, params, show=lambda event: click.echo(event.text, nl=False)
+            )
+            click.echo()
+            for line in logprob_lines(answer):
+                click.echo(line, err=True)
+            click.echo(summary_line(llm, answer), err=True)
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """The prompt from wherever it was given; raises OptionError if it is empty or not UTF-8."""
+    if (prompt is None) == (prompt_file is None):
+        raise click.UsageError("Give either PROMPT (- for standard input) or --prompt-file.")
+    if prompt_file is not None:
+        source, data = str(prompt_file), prompt_file.read_bytes()
+    elif prompt == "-":
+        source, data = "standard input", sys.stdin.buffer.read()
+    else:
+        # Arguments that are not UTF-8 arrive with surrogates, which no tokenizer accepts.
+        source, data = "the prompt", (prompt or "").encode("utf-8", "surrogateescape")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{source} is not valid UTF-8: {error}") from error
+    if not text:
+        raise OptionError(f"{source} is empty; give at least one character to continue from")
+    return text

@@ -1,0 +1,239 @@
+"""Command-line options, derived from the classes they configure, and what is built from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from outpace.errors import OptionError
+from outpace.types import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace import LLM
+
+DEFAULT_MODEL = "smollm2-135m"
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+# Where the command line differs from the library: an answer to read, the same at every run.
+SAMPLING_DEFAULTS = {"max_tokens": 256, "temperature": 0.0}
+# Keys of a speculative configuration that every method understands.
+METHOD_FLAGS = {
+    "method": "--method",
+    "num_speculative_tokens": "--num-speculative-tokens",
+    "model": "--speculative-model",
+}
+
+Decorator = Callable[[Any], Any]
+
+
+def sampling_options(function: Any) -> Any:
+    """Add one option per field of SamplingParams."""
+    help_texts = _help_from_docstring(SamplingParams)
+    hints = get_type_hints(SamplingParams)
+    for field in reversed(dataclasses.fields(SamplingParams)):
+        option = _option_of(
+            field.name, _flag(field.name), hints[field.name], help_texts.get(field.name, "")
+        )
+        default = SAMPLING_DEFAULTS.get(field.name, field.default)
+        function = option(default if default not in (None, ()) else "")(function)
+    return function
+
+
+def engine_options(function: Any) -> Any:
+    """Add the options of the model, the drafter and the machine."""
+    from outpace.drafters import available_methods
+
+    plain = [
+        click.option(
+            "--model",
+            default=DEFAULT_MODEL,
+            show_default=True,
+            metavar="NAME",
+            help="Alias, GGUF file or Hugging Face folder.",
+        ),
+        click.option(
+            "--method",
+            type=click.Choice(available_methods()),
+            metavar=f"[{'|'.join(available_methods())}]",
+            help="The drafter.",
+        ),
+        click.option("--num-speculative-tokens", type=int, help="Most draft tokens per step."),
+        click.option("--speculative-model", metavar="NAME", help="The drafter's model."),
+        click.option(
+            "--speculative-config",
+            metavar="JSON",
+            help="The drafter's configuration as one JSON object.",
+        ),
+        *_drafter_options(),
+        click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True),
+        click.option("--max-model-len", type=int, help="Context length to provide for."),
+        click.option("--device", default="auto", show_default=True, metavar="DEVICE"),
+        click.option("--threads", type=click.IntRange(min=1), help="Processor threads to use."),
+    ]
+    for decorate in reversed(plain):
+        function = decorate(function)
+    return function
+
+
+def build_sampling(values: dict[str, Any]) -> SamplingParams:
+    """SamplingParams from the options given; raises OptionError for values out of range."""
+    given = {
+        field.name: values[field.name]
+        for field in dataclasses.fields(SamplingParams)
+        if values[field.name] not in (None, ())
+    }
+    return SamplingParams(**{**SAMPLING_DEFAULTS, **given})
+
+
+def build_speculative_config(
+    values: dict[str, Any], default_method: str | None = None
+) -> dict[str, Any] | None:
+    """The drafter's configuration from flags and JSON together, or None where none was named.
+
+    Raises OptionError for malformed JSON, for a key given both ways, and for drafter flags
+    without a method.
+    """
+    flags = {
+        key: (flag, values[_dest(flag)])
+        for key, flag in [*METHOD_FLAGS.items(), *_drafter_flags().items()]
+        if values[_dest(flag)] is not None
+    }
+    config = _parse_config(values["speculative_config"])
+    for key, (flag, _) in flags.items():
+        if key in config:
+            raise OptionError(f"{flag} and --speculative-config both give {key!r}; give it once")
+    config |= {key: value for key, (_, value) in flags.items()}
+    if "method" not in config and "model" not in config and (config or default_method):
+        if default_method is None:
+            named = ", ".join(flag for flag, _ in flags.values()) or "--speculative-config"
+            raise OptionError(f"{named} configures a drafter, but none is named; add --method")
+        config["method"] = default_method
+    return config or None
+
+
+def open_llm(values: dict[str, Any], default_method: str | None = None) -> LLM:
+    """Load the model that the options name, showing a download if there is one."""
+    config = build_speculative_config(values, default_method)
+
+    import torch
+
+    from outpace import LLM
+    from outpace.cli.progress import DownloadProgress
+
+    if values["threads"] is not None:
+        torch.set_num_threads(values["threads"])
+    with DownloadProgress(f"fetching {values['model']}") as progress:
+        return LLM(
+            values["model"],
+            speculative_config=config,
+            dtype=values["dtype"],
+            max_model_len=values["max_model_len"],
+            device=values["device"],
+            max_num_seqs=1,
+            progress=progress,
+        )
+
+
+def _parse_config(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"--speculative-config is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise OptionError(
+            f'--speculative-config must be an object such as {{"method": "ngram"}}, got {text}'
+        )
+    return config
+
+
+def _drafter_fields() -> dict[str, tuple[Any, str, list[str]]]:
+    """Option name -> (type, help, methods that have it), over all drafters."""
+    from outpace.drafters import available_methods, options_of
+
+    found: dict[str, tuple[Any, str, list[str]]] = {}
+    for method in available_methods():
+        hints = get_type_hints(options_of(method))
+        for field in dataclasses.fields(options_of(method)):
+            if field.name in METHOD_FLAGS:
+                continue
+            entry = found.setdefault(
+                field.name, (hints[field.name], field.metadata.get("help", ""), [])
+            )
+            entry[2].append(method)
+    return found
+
+
+def _drafter_flags() -> dict[str, str]:
+    """Option name -> its flag; a name that means something else here gets a prefix."""
+    taken = {field.name for field in dataclasses.fields(SamplingParams)}
+    taken |= {"dtype", "max_model_len", "device", "threads", "json", "raw", "repeats", "system"}
+    return {
+        name: _flag(f"speculative_{name}" if name in taken else name) for name in _drafter_fields()
+    }
+
+
+def _drafter_options() -> list[Decorator]:
+    flags = _drafter_flags()
+    return [
+        _option_of(_dest(flags[name]), flags[name], hint, f"{help_text} [{', '.join(methods)}]")("")
+        for name, (hint, help_text, methods) in _drafter_fields().items()
+    ]
+
+
+def _option_of(name: str, flag: str, hint: Any, help_text: str) -> Callable[[object], Decorator]:
+    """An option for a field of type `hint`: None or () where it was not given.
+
+    Returns a function of the default to show, so that the defaults stay where they belong.
+    """
+    kind, multiple = _scalar_type(hint)
+    settings: dict[str, Any] = {"multiple": multiple}
+    if kind is bool:
+        flag, settings = f"{flag}/--no-{flag.removeprefix('--')}", {"default": None}
+    elif get_origin(kind) is Literal:
+        settings["type"] = click.Choice([str(choice) for choice in get_args(kind)])
+    else:
+        settings["type"] = kind
+
+    def with_default(shown: object) -> Decorator:
+        suffix = "" if shown == "" else f"  [default: {shown}]"
+        return click.option(flag, name, help=help_text.strip() + suffix, **settings)
+
+    return with_default
+
+
+def _scalar_type(hint: Any) -> tuple[Any, bool]:
+    """`int | None` -> (int, False); `tuple[int, ...] | list[int]` -> (int, True)."""
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    parts = tuple(part for part in parts if part is not type(None))
+    for part in parts:
+        if get_origin(part) in (tuple, list):
+            return get_args(part)[0], True
+    assert len(parts) == 1, f"no command-line form for {hint}"
+    return parts[0], False
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _dest(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _help_from_docstring(cls: type) -> dict[str, str]:
+    """The `name: text` and `name, other: text` entries of a docstring, one per field."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    texts: dict[str, str] = {}
+    for block in re.split(r"\n(?=    \w)|\n\n", cls.__doc__ or ""):
+        head, colon, text = block.partition(":")
+        listed = [name.strip() for name in head.split(",")]
+        if colon and names.issuperset(listed):
+            texts |= dict.fromkeys(listed, " ".join(text.split()))
+    return texts

@@ -1,0 +1,105 @@
+"""What a drafter is. One file per method; the file's name is the method's name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from outpace.errors import OptionError
+from outpace.types import Draft, Scores, Sequence, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from outpace.models.load import LoadedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions:
+    """Options every drafter has. Subclasses add their own fields; the command line and
+    `speculative_config` are derived from them, `metadata={"help": ...}` included."""
+
+    num_speculative_tokens: int = field(
+        default=4, metadata={"help": "most draft tokens per step (K)"}
+    )
+
+    def __post_init__(self) -> None:
+        check_whole_number("num_speculative_tokens", self.num_speculative_tokens, low=0)
+
+
+def check_whole_number(name: str, value: object, *, low: int) -> None:
+    """Raise OptionError unless `value` is an int of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise OptionError(f"{name} must be a whole number of at least {low}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingContext:
+    """What a drafter may use when it is built.
+
+    target: the target model (its tokenizer, config and fingerprint).
+    max_num_seqs, max_model_len: most sequences at a time, most tokens of each.
+    rng: coins of unseeded requests, shared with verification.
+    load_model: loads another model the way the target was loaded (dtype, device, progress).
+    kv_cache_bytes: the most a drafter's own cache may take.
+    """
+
+    target: LoadedModel
+    max_num_seqs: int
+    max_model_len: int
+    rng: np.random.Generator
+    load_model: Callable[[Any], LoadedModel]
+    kv_cache_bytes: int
+
+
+class Drafter(ABC):
+    """Guesses the next tokens of sequences.
+
+    Life of a sequence here: `propose` and `observe` alternate, once per step, then `release`.
+    A sequence is known by its `seq_id`; `tokens` only ever grows at the end between two calls,
+    by the tokens committed in between, which need not be the ones proposed here.
+
+    A drafter may be slow or wrong and never changes what is said; if it raises, the engine
+    counts the error and that request goes on without drafts.
+    """
+
+    Options: ClassVar[type[DrafterOptions]] = DrafterOptions
+
+    capture: List[int] = ()
+    """Target layers whose output `observe` wants in `scores.hidden`."""
+
+    def __init__(self, options: DrafterOptions, context: DraftingContext) -> None:
+        """Raises OptionError or ModelError when it cannot serve this target."""
+        self.options = options
+
+    @classmethod
+    def method_name(cls) -> str:
+        """The method's name: that of the file the class stands in."""
+        return cls.__module__.rpartition(".")[2]
+
+    @abstractmethod
+    def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+        """Propose at most `budgets[i]` tokens after `seqs[i].tokens`, for each sequence.
+
+        Fewer, or none, is always fine. Must not change the sequences. Each draft's q must be
+        exactly what its token was drawn from (None for a deterministic choice).
+        """
+
+    def observe(  # noqa: B027 - most drafters learn nothing here
+        self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]
+    ) -> None:
+        """Learn what the target pass returned and what was decided.
+
+        Called after every pass, also for prompt chunks and for steps without drafts (their
+        verdicts are empty or hold one token). `seqs` already hold the decided tokens; `scores`
+        is valid during the call only.
+        """
+
+    def release(self, seq: Sequence) -> None:  # noqa: B027 - stateless drafters keep nothing
+        """Forget a sequence that ended; also called for sequences never seen here."""
+
+    def check_integrity(self) -> None:  # noqa: B027 - nothing to check without state
+        """Raise AssertionError if something is held for a sequence that ended. Called idle."""

@@ -1,0 +1,15 @@
+"""Plain decoding: the drafter that never proposes anything. There is no second loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from outpace.drafters.base import Drafter
+from outpace.types import Draft, Sequence
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing, so every target pass yields exactly one token."""
+
+    def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+        return [Draft()] * len(seqs)

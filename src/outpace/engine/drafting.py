@@ -1,0 +1,85 @@
+"""A drafter behind a guard: whatever it does, the answer stays right and the others go on."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Sequence as List
+
+from outpace.drafters.base import Drafter
+from outpace.engine.request import Request
+from outpace.types import Draft, Scores, Sequence, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedDrafter:
+    """Calls a drafter, checks what it returns, and turns it off for requests where it fails.
+
+    A request whose drafter raised or broke its contract goes on plain; the error is logged once
+    with its traceback and counted in the request's statistics.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.capture = drafter.capture
+
+    def propose(self, requests: List[Request], budgets: List[int]) -> list[Draft]:
+        """Drafts for all requests; the drafter is asked only about those with a budget."""
+        drafts = [Draft()] * len(requests)
+        asked = [i for i, budget in enumerate(budgets) if budget > 0]
+        if not asked:
+            return drafts
+        try:
+            proposed = self._ask([requests[i].seq for i in asked], [budgets[i] for i in asked])
+            for i, draft in zip(asked, proposed, strict=True):
+                drafts[i] = draft
+        except Exception:
+            # One by one, to find out which request the drafter cannot serve.
+            for i in asked:
+                drafts[i] = self._ask_about_one(requests[i], budgets[i])
+        return drafts
+
+    def observe(self, requests: List[Request], scores: Scores, verdicts: List[Verdict]) -> None:
+        try:
+            self._drafter.observe([r.seq for r in requests], scores, verdicts)
+        except Exception as error:
+            for request in requests:
+                self._turn_off(request, error)
+
+    def release(self, seq: Sequence) -> None:
+        try:
+            self._drafter.release(seq)
+        except Exception:
+            logger.exception("drafter failed to release sequence %d", seq.seq_id)
+
+    def check_integrity(self) -> None:
+        self._drafter.check_integrity()
+
+    def _ask_about_one(self, request: Request, budget: int) -> Draft:
+        try:
+            (draft,) = self._ask([request.seq], [budget])
+        except Exception as error:
+            self._turn_off(request, error)
+            return Draft()
+        return draft
+
+    def _ask(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+        drafts = self._drafter.propose(seqs, budgets)
+        if len(drafts) != len(seqs):
+            raise ValueError(f"drafter returned {len(drafts)} drafts for {len(seqs)} sequences")
+        return [_checked(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
+
+    def _turn_off(self, request: Request, error: Exception) -> None:
+        if request.draft_limit:
+            logger.error("drafter failed; the request goes on plain", exc_info=error)
+        request.draft_limit = 0
+        request.stats.num_drafter_errors += 1
+
+
+def _checked(draft: Draft, budget: int) -> Draft:
+    if len(draft) > budget:
+        raise ValueError(f"drafter proposed {len(draft)} tokens with a budget of {budget}")
+    # Ids may come as numpy or torch integers; anything else is not an id.
+    token_ids = tuple(operator.index(token) for token in draft.token_ids)
+    return Draft(token_ids, draft.q, draft.origin)

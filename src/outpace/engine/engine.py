@@ -1,0 +1,181 @@
+"""The step: draft, verify, keep, tell. Plain decoding is the same step with an empty drafter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as List
+
+import numpy as np
+import torch
+
+from outpace.drafters.base import Drafter
+from outpace.engine.drafting import GuardedDrafter
+from outpace.engine.metrics import EngineMetrics
+from outpace.engine.request import Request
+from outpace.engine.scheduler import Scheduler
+from outpace.models.tokenizer import Tokenizer
+from outpace.runner import Runner
+from outpace.sampling import raw_logprobs
+from outpace.types import Draft, Event, Logprob, Scores, Verdict
+from outpace.verification.judge import verify
+
+
+class Engine:
+    """Runs requests to their end, one step at a time. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        target: Runner,
+        drafter: Drafter,
+        tokenizer: Tokenizer,
+        *,
+        rng: np.random.Generator,
+        max_num_batched_tokens: int = 512,
+    ) -> None:
+        self.metrics = EngineMetrics()
+        self._target = target
+        self._drafter = GuardedDrafter(drafter)
+        self._tokenizer = tokenizer
+        self._rng = rng
+        self._scheduler = Scheduler(target, max_num_batched_tokens=max_num_batched_tokens)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        self._scheduler.add(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """One target pass over everything that is due. Returns what each request gained."""
+        started = time.perf_counter()
+        batch = self._scheduler.next_batch()
+        requests, seqs = batch.requests, [request.seq for request in batch.requests]
+        drafts = self._drafter.propose(requests, batch.draft_budgets)
+        drafted = time.perf_counter()
+        scores = self._target.extend(
+            seqs, drafts, max_feed=batch.max_feed, capture=self._drafter.capture
+        )
+        scored = time.perf_counter()
+        verdicts = verify(scores, seqs, drafts, self._rng)
+        verdicts, events = self._accept(requests, drafts, scores, verdicts)
+        self._target.commit(seqs)
+        self._drafter.observe(requests, scores, verdicts)
+        self._finish(requests, events)
+        self._record(started, drafted, scored)
+        return events
+
+    def cancel(self, request: Request, reason: str = "abort") -> Event | None:
+        """End a request early; its row is free at once. None if it had ended already."""
+        if request.fold.finish_reason is not None:
+            return None
+        request.fold.finish(reason)
+        self._release(request)
+        return Event(request.seq.seq_id, (), request.fold.take_delta(), finish_reason=reason)
+
+    def cancel_all(self) -> list[Event]:
+        """End every request early."""
+        events = [self.cancel(request) for request in self._scheduler.requests]
+        return [event for event in events if event is not None]
+
+    def fail_all(self, error: Exception) -> list[Event]:
+        """End every request with an error: after a step that raised, none can go on."""
+        requests = self._scheduler.requests
+        events = [_failed(request, error) for request in requests]
+        self._finish(requests, events)
+        return events
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if anything is held for requests that have ended."""
+        if not self._scheduler.has_work:
+            self._target.check_integrity()
+            self._drafter.check_integrity()
+
+    def _accept(
+        self,
+        requests: List[Request],
+        drafts: List[Draft],
+        scores: Scores,
+        verdicts: List[Verdict],
+    ) -> tuple[list[Verdict], list[Event]]:
+        """Fold the decided tokens into the outputs, one at a time, until a stop rule ends them.
+
+        Returns the verdicts cut at the stop: nobody after this sees a token that is not output.
+        """
+        kept: list[Verdict] = []
+        events: list[Event] = []
+        for i, (request, draft, verdict) in enumerate(zip(requests, drafts, verdicts, strict=True)):
+            if not verdict.token_ids:
+                kept.append(verdict)
+                continue
+            try:
+                verdict, event = self._fold(request, draft, scores.logits[scores.rows[i]], verdict)
+            except Exception as error:
+                # What fails here (a tokenizer on strange ids, say) concerns this request alone.
+                verdict, event = Verdict(), _failed(request, error)
+            kept.append(verdict)
+            events.append(event)
+        return kept, events
+
+    def _fold(
+        self, request: Request, draft: Draft, logits: torch.Tensor, verdict: Verdict
+    ) -> tuple[Verdict, Event]:
+        logprobs = self._logprobs(request, logits, verdict)
+        length = 0
+        for position, token in enumerate(verdict.token_ids):
+            length += 1
+            if request.fold.push(token, logprobs[position] if logprobs else None):
+                break
+        kept = verdict.trimmed(length)
+        request.seq.tokens.extend(kept.token_ids)
+        request.stats.record(len(draft), kept)
+        if request.first_token_at is None:
+            request.first_token_at = time.perf_counter()
+        own = length - kept.num_accepted
+        event = Event(
+            seq_id=request.seq.seq_id,
+            token_ids=kept.token_ids,
+            text=request.fold.take_delta(),
+            origins=(draft.origin,) * kept.num_accepted + ("",) * own,
+            logprobs=tuple(logprobs[:length]) if logprobs else None,
+            finish_reason=request.fold.finish_reason,
+        )
+        return kept, event
+
+    def _logprobs(
+        self, request: Request, logits: torch.Tensor, verdict: Verdict
+    ) -> list[dict[int, Logprob]] | None:
+        num_top = request.seq.params.logprobs
+        if num_top is None:
+            return None
+        reports = raw_logprobs(logits[: len(verdict.token_ids)], verdict.token_ids, num_top)
+        return [
+            {
+                token: Logprob(value, rank, self._tokenizer.token_text(token))
+                for token, value, rank in report
+            }
+            for report in reports
+        ]
+
+    def _finish(self, requests: List[Request], events: List[Event]) -> None:
+        ended = {event.seq_id for event in events if event.finish_reason is not None}
+        for request in requests:
+            if request.seq.seq_id in ended:
+                self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self._scheduler.finish(request)
+        self._drafter.release(request.seq)
+
+    def _record(self, started: float, drafted: float, scored: float) -> None:
+        metrics = self.metrics
+        metrics.num_steps += 1
+        metrics.draft_s += drafted - started
+        metrics.target_s += scored - drafted
+        metrics.step_s += time.perf_counter() - started
+
+
+def _failed(request: Request, error: Exception) -> Event:
+    request.fold.finish_reason = "error"
+    return Event(request.seq.seq_id, (), "", finish_reason="error", error=error)

@@ -1,0 +1,68 @@
+"""From what a caller calls a prompt to token ids."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from typing import Any
+
+from outpace.errors import OptionError
+from outpace.models.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Mapping[str, Any] | List[Message]
+
+
+def to_token_ids(
+    prompt: Prompt, tokenizer: Tokenizer, vocab_size: int
+) -> tuple[str | None, list[int]]:
+    """(text, ids) of a string, of `{"prompt": ...}` or `{"prompt_token_ids": [...]}`, or of a
+    conversation (a list of messages, put through the chat template). Text is None for bare ids.
+
+    Raises OptionError for an empty prompt, ids outside the vocabulary, or anything else.
+    """
+    text: str | None = None
+    if isinstance(prompt, str):
+        text, ids = prompt, tokenizer.encode(prompt)
+    elif isinstance(prompt, Mapping):
+        text, ids = _from_mapping(prompt, tokenizer)
+    elif isinstance(prompt, List):
+        text = tokenizer.apply_chat_template([_message(message) for message in prompt])
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        raise OptionError(
+            f"a prompt is a string, token ids or a list of messages, got {type(prompt).__name__}"
+        )
+    if not ids and tokenizer.bos_id is not None:
+        ids = [tokenizer.bos_id]
+    if not ids:
+        raise OptionError("the prompt is empty: there is no token to start from")
+    for token in ids:
+        # Also for text: a tokenizer may know tokens that were added without resizing the model.
+        if not 0 <= token < vocab_size:
+            raise OptionError(f"token id {token} is outside the model's vocabulary of {vocab_size}")
+    return text, ids
+
+
+def _message(message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise OptionError(
+            'a conversation is a list of messages like {"role": "user", "content": "..."}, got '
+            f"{type(message).__name__} among them"
+        )
+    return dict(message)
+
+
+def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[str | None, list[int]]:
+    if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+        return prompt["prompt"], tokenizer.encode(prompt["prompt"])
+    if set(prompt) != {"prompt_token_ids"}:
+        raise OptionError(
+            'a prompt mapping is {"prompt": text} or {"prompt_token_ids": [ids]}, got keys '
+            f"{sorted(map(str, prompt))}"
+        )
+    try:
+        return None, [operator.index(token) for token in prompt["prompt_token_ids"]]
+    except TypeError as error:
+        raise OptionError("prompt_token_ids must be a list of whole numbers") from error

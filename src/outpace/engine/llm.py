@@ -1,0 +1,266 @@
+"""The Python interface: `LLM`, in vLLM's shape."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from outpace.drafters.base import DraftingContext, check_whole_number
+from outpace.engine.engine import Engine
+from outpace.engine.fold import OutputFold
+from outpace.engine.inputs import Message, Prompt, to_token_ids
+from outpace.engine.loop import EngineLoop
+from outpace.engine.memory import SHARE_OF_FREE_MEMORY, available_bytes, plan_rows
+from outpace.engine.metrics import EngineMetrics
+from outpace.engine.request import Request
+from outpace.engine.speculative_config import parse_speculative_config
+from outpace.engine.stream import AsyncStream, Stream
+from outpace.errors import ContextLengthError, OptionError
+from outpace.models.load import LoadedModel, load_model
+from outpace.runner import Runner
+from outpace.types import RequestOutput, SamplingParams, Sequence
+
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+class LLM:
+    """A model with its engine.
+
+    model: alias, GGUF file, Hugging Face directory, or an already loaded model.
+    speculative_config: `{"method": ..., "num_speculative_tokens": ..., ...}` with vLLM's keys;
+        None decodes plainly. `speculative_model` and `num_speculative_tokens` are the older
+        shorthand for it.
+    dtype: "auto", "float32", "bfloat16", "float16", or "float64" (the row-invariant mode).
+    max_model_len: most tokens of prompt and output together (default: the model's limit, at
+        most 8192).
+    max_num_seqs: most sequences decoded together; fewer if their caches do not fit in memory.
+    kv_cache_bytes: memory for key/value caches (default: 80 % of what is free after loading).
+    device: "auto", "cpu", "cuda", ...
+    progress: called with (bytes done, bytes in all) while a model is downloaded.
+
+    Use as a context manager, or call `close`. Methods may be called from several threads.
+    Raises OptionError for options that cannot be honoured and ModelError for unusable models.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        speculative_model: Any = None,
+        num_speculative_tokens: int | None = None,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        kv_cache_bytes: int | None = None,
+        device: str = "auto",
+        tensor_parallel_size: int = 1,
+        trust_remote_code: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        _refuse_what_we_do_not_do(tensor_parallel_size, trust_remote_code)
+        check_whole_number("max_num_seqs", max_num_seqs, low=1)
+        drafter_type, self._options = parse_speculative_config(
+            speculative_config,
+            speculative_model=speculative_model,
+            num_speculative_tokens=num_speculative_tokens,
+        )
+        self.method = drafter_type.method_name()
+
+        def load(name: Any) -> LoadedModel:
+            if isinstance(name, LoadedModel):
+                if dtype not in ("auto", name.dtype):
+                    raise OptionError(f"dtype={dtype!r}, but {name.name} is loaded in {name.dtype}")
+                return name
+            return load_model(name, dtype=dtype, device=device, download_progress=progress)
+
+        self._target = load(model)
+        self.max_model_len = _context_length(self._target, max_model_len)
+        if kv_cache_bytes is None:
+            free = available_bytes(self._target.decoder.device)
+            kv_cache_bytes = int(free * SHARE_OF_FREE_MEMORY)
+        num_rows = plan_rows(
+            self._target,
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.max_model_len,
+            kv_cache_bytes=kv_cache_bytes,
+        )
+        cache = self._target.new_cache(num_rows=num_rows, num_tokens=self.max_model_len)
+        rng = np.random.default_rng()
+        context = DraftingContext(
+            target=self._target,
+            max_num_seqs=num_rows,
+            max_model_len=self.max_model_len,
+            rng=rng,
+            load_model=load,
+            kv_cache_bytes=kv_cache_bytes - cache.num_bytes,
+        )
+        drafter = drafter_type(self._options, context)
+        self._engine = Engine(
+            Runner(self._target.decoder, cache), drafter, self._target.tokenizer, rng=rng
+        )
+        self._loop = EngineLoop(self._engine)
+        self._ids = itertools.count()
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._target.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        return self._target.name
+
+    @property
+    def dtype(self) -> str:
+        return self._target.dtype
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """Running totals of all steps so far."""
+        return self._engine.metrics
+
+    def generate(
+        self,
+        prompts: str | Mapping[str, Any] | List[str | Mapping[str, Any]],
+        sampling_params: SamplingParams | List[SamplingParams] | None = None,
+        *,
+        speculative: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: strings, or `{"prompt_token_ids": [...]}`; one output for each.
+
+        sampling_params: one for all, or one per prompt. speculative=False decodes these requests
+        plainly. All prompts are checked before the first is run.
+        """
+        single = isinstance(prompts, str | Mapping)
+        return self._run([prompts] if single else list(prompts), sampling_params, speculative)  # type: ignore[list-item]
+
+    def chat(
+        self,
+        messages: List[Message] | List[List[Message]],
+        sampling_params: SamplingParams | List[SamplingParams] | None = None,
+        *,
+        speculative: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several, using the model's chat template."""
+        single = not messages or isinstance(messages[0], Mapping)
+        return self._run([messages] if single else list(messages), sampling_params, speculative)  # type: ignore[list-item]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        speculative: bool = True,
+    ) -> Stream:
+        """Generate for one prompt (or conversation), event by event."""
+        return Stream(self._loop, self._request(prompt, sampling_params, speculative))
+
+    def astream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        speculative: bool = True,
+    ) -> AsyncStream:
+        """Like `stream`, for `async for`. Closing it, or cancelling its task, cancels the
+        request. Must be called with an event loop running."""
+        return AsyncStream(self._loop, self._request(prompt, sampling_params, speculative))
+
+    def close(self) -> None:
+        """Cancel what runs and free the engine's thread."""
+        self._loop.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: List[Prompt],
+        sampling_params: SamplingParams | List[SamplingParams] | None,
+        speculative: bool,
+    ) -> list[RequestOutput]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            each = [sampling_params] * len(prompts)
+        else:
+            each = list(sampling_params)
+            if len(each) != len(prompts):
+                raise OptionError(f"{len(prompts)} prompts, but {len(each)} sampling_params")
+        requests = [
+            self._request(prompt, params, speculative)
+            for prompt, params in zip(prompts, each, strict=True)
+        ]
+        streams = [Stream(self._loop, request) for request in requests]
+        try:
+            return [stream.drain() for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
+
+    def _request(self, prompt: Prompt, params: SamplingParams | None, speculative: bool) -> Request:
+        """Check a prompt and its parameters and make a request of them, without starting it."""
+        params = params or SamplingParams()
+        if not isinstance(params, SamplingParams):
+            given = type(params).__name__
+            raise OptionError(f"sampling_params must be SamplingParams, got {given}")
+        tokenizer = self._target.tokenizer
+        text, token_ids = to_token_ids(prompt, tokenizer, self._target.decoder.num_logits)
+        if len(token_ids) >= self.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer in a "
+                f"context of {self.max_model_len}; shorten it or raise max_model_len (the model "
+                f"allows {self._target.config.max_position_embeddings})"
+            )
+        room = self.max_model_len - len(token_ids)
+        max_new = room if params.max_tokens is None else min(params.max_tokens, room)
+        seq_id = next(self._ids)
+        seq = Sequence(seq_id, token_ids, len(token_ids), params)
+        fold = OutputFold(tokenizer, params, tokenizer.end_token_ids, max(max_new, 1))
+        if max_new == 0:
+            fold.finish("length")
+        return Request(
+            request_id=str(seq_id),
+            prompt=text,
+            seq=seq,
+            fold=fold,
+            max_new=max_new,
+            draft_limit=self._options.num_speculative_tokens if speculative else 0,
+        )
+
+
+def _refuse_what_we_do_not_do(tensor_parallel_size: int, trust_remote_code: bool) -> None:
+    if tensor_parallel_size != 1:
+        raise OptionError(
+            f"tensor_parallel_size={tensor_parallel_size!r}: this engine runs on one device; "
+            "only 1 is possible"
+        )
+    if trust_remote_code:
+        raise OptionError(
+            "trust_remote_code=True: models run by this engine's own code only, code shipped "
+            "with a checkpoint is never executed; leave it out"
+        )
+
+
+def _context_length(target: LoadedModel, asked: int | None) -> int:
+    limit = target.config.max_position_embeddings
+    if asked is None:
+        return min(limit, DEFAULT_MAX_MODEL_LEN)
+    check_whole_number("max_model_len", asked, low=2)
+    if asked > limit:
+        raise OptionError(
+            f"max_model_len={asked} is beyond what {target.name} was made for ({limit} positions)"
+        )
+    return asked

@@ -1,0 +1,54 @@
+"""From what a user writes about speculation to a method and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outpace.drafters import drafter_class, make_options
+from outpace.drafters.base import Drafter, DrafterOptions
+from outpace.errors import OptionError
+
+_NGRAM_NAMES = ("ngram", "[ngram]")
+
+
+def parse_speculative_config(
+    config: Mapping[str, Any] | None = None,
+    *,
+    speculative_model: Any = None,
+    num_speculative_tokens: int | None = None,
+) -> tuple[type[Drafter], DrafterOptions]:
+    """The drafter and its options from a configuration, or from the older shorthand.
+
+    `{"method": ..., **options}` with vLLM's keys, where the method is a name or a `Drafter`
+    subclass; without `method`, a `model` means "draft_model". The shorthand
+    `speculative_model=..., num_speculative_tokens=...` is the same; as in vLLM, the model name
+    "ngram" or "[ngram]" means prompt lookup. Nothing given means plain decoding.
+    Raises OptionError for unknown methods, unknown keys and contradictions.
+    """
+    if config is not None and speculative_model is not None:
+        raise OptionError("give either speculative_config or speculative_model, not both")
+    if config is not None and not isinstance(config, Mapping):
+        raise OptionError(f"speculative_config must be a mapping, got {config!r}")
+    values = dict(config or {})
+    if speculative_model is not None:
+        values["model"] = speculative_model
+    if num_speculative_tokens is not None:
+        if "num_speculative_tokens" in values:
+            raise OptionError("num_speculative_tokens is given twice")
+        values["num_speculative_tokens"] = num_speculative_tokens
+    if not values:
+        values["method"] = "none"
+    if isinstance(values.get("model"), str) and values["model"] in _NGRAM_NAMES:
+        if values.pop("method", "ngram") != "ngram":
+            raise OptionError("model 'ngram' contradicts the method given")
+        del values["model"]
+        values["method"] = "ngram"
+    method = values.pop("method", "draft_model" if "model" in values else None)
+    if method is None:
+        raise OptionError(
+            f"speculation is configured ({', '.join(sorted(values))}) without a `method` or a "
+            "draft `model`"
+        )
+    drafter = drafter_class(method)
+    return drafter, make_options(drafter, values)

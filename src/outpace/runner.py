@@ -1,0 +1,157 @@
+"""A model and its cache: feed what is not cached, keep what was committed, forget the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+
+from outpace.cache import KVCache, common_prefix_len
+from outpace.models.attention import Segment
+from outpace.models.decoder import Batch, Decoder
+from outpace.types import Draft, Scores, Sequence
+
+NO_DRAFT = Draft()
+
+
+@dataclass(slots=True)
+class _Placement:
+    """Where a sequence lives in the cache, and up to where the cache is known to agree with it."""
+
+    row: int
+    settled: int
+
+
+class Runner:
+    """Runs one model over many sequences. Prefill, decoding, verification and catching up are
+    one thing here: feed the tokens that the cache does not hold yet.
+
+    Mutates only its own cache. Target and draft model each have one.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache) -> None:
+        self.model = model
+        self.cache = cache
+        self._placements: dict[int, _Placement] = {}
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens a sequence may have fed here."""
+        return min(self.cache.capacity, self.model.config.max_position_embeddings)
+
+    def open(self, seq: Sequence) -> int:
+        """Give `seq` a cache row; returns how many of its tokens the row already holds."""
+        row, reused = self.cache.open(seq.tokens)
+        self._placements[seq.seq_id] = _Placement(row, reused)
+        return reused
+
+    def is_open(self, seq: Sequence) -> bool:
+        return seq.seq_id in self._placements
+
+    def num_cached(self, seq: Sequence) -> int:
+        return self.cache.length(self._placements[seq.seq_id].row)
+
+    def extend(
+        self,
+        seqs: List[Sequence],
+        drafts: List[Draft] | None = None,
+        *,
+        max_feed: List[int] | None = None,
+        last_only: bool = False,
+        capture: List[int] = (),
+    ) -> Scores:
+        """Feed every sequence's uncached tokens, then its draft tokens, in one pass.
+
+        max_feed: most uncached tokens to feed per sequence. A sequence with more than that is
+        mid-prefill: its draft is not fed and it gets no logits.
+        last_only: logits only after the last token fed, instead of after the last committed
+        token and each draft token.
+        A draft id outside the vocabulary is fed as token 0: its probability is 0, so it is
+        rejected and what follows it is never looked at.
+        """
+        drafts = drafts or [NO_DRAFT] * len(seqs)
+        feeds: list[list[int]] = []
+        wanted: list[int] = []
+        for i, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
+            cached = self.num_cached(seq)
+            pending = seq.tokens[cached:]
+            if max_feed is not None and len(pending) > max_feed[i]:
+                feeds.append(pending[: max_feed[i]])
+                wanted.append(0)
+                continue
+            beyond = max(cached - len(seq.tokens), 0)
+            vocab = self.model.num_logits
+            feeds.append(pending + [t if 0 <= t < vocab else 0 for t in draft.token_ids[beyond:]])
+            wanted.append(1 if last_only else 1 + len(draft))
+        return self._forward(seqs, feeds, wanted, capture)
+
+    def _forward(
+        self,
+        seqs: List[Sequence],
+        feeds: list[list[int]],
+        wanted: list[int],
+        capture: List[int],
+    ) -> Scores:
+        rows = [self._placements[seq.seq_id].row for seq in seqs]
+        order = sorted(range(len(seqs)), key=rows.__getitem__)
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        segments: list[Segment] = []
+        score_rows = [slice(0)] * len(seqs)
+        fed = [slice(0)] * len(seqs)
+        for i in order:
+            start = self.cache.length(rows[i])
+            slots.extend(self.cache.append(rows[i], feeds[i]))
+            fed[i] = slice(len(token_ids), len(token_ids) + len(feeds[i]))
+            token_ids.extend(feeds[i])
+            positions.extend(range(start, start + len(feeds[i])))
+            segments.append(Segment(rows[i], start, len(feeds[i])))
+            score_rows[i] = slice(len(logit_rows), len(logit_rows) + wanted[i])
+            logit_rows.extend(range(fed[i].stop - wanted[i], fed[i].stop))
+        batch = Batch(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            slots=self._tensor(slots),
+            logit_rows=self._tensor(logit_rows),
+            segments=segments,
+        )
+        try:
+            logits, hidden = self.model.forward(batch, self.cache, capture)
+        except BaseException:
+            # Slots were claimed but not written; nobody may start from them later.
+            for segment in segments:
+                self.cache.rollback(segment.row, segment.start)
+            raise
+        return Scores(logits=logits, rows=score_rows, fed=fed, hidden=hidden)
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.model.device)
+
+    def commit(self, seqs: Iterable[Sequence]) -> None:
+        """Keep what `tokens` confirms of what was fed, forget the rest.
+
+        The rule is the longest common prefix of what was fed and what stands in `tokens`, less
+        the newest token. It covers acceptance, rejection, stops and sleeping drafters alike.
+        """
+        for seq in seqs:
+            placement = self._placements.get(seq.seq_id)
+            if placement is None:
+                continue
+            fed = self.cache.token_ids(placement.row)
+            agreed = common_prefix_len(fed, seq.tokens, min(placement.settled, len(fed)))
+            placement.settled = min(agreed, len(seq.tokens) - 1)
+            self.cache.rollback(placement.row, placement.settled)
+
+    def release(self, seq: Sequence) -> None:
+        """Give the row back; safe to call for a sequence that never had one."""
+        placement = self._placements.pop(seq.seq_id, None)
+        if placement is not None:
+            self.cache.close(placement.row)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if rows have leaked or the cache disagrees with itself."""
+        self.cache.check_integrity([placement.row for placement in self._placements.values()])

@@ -1,0 +1,100 @@
+"""Sample-and-match verification, and the counter-based noise of seeded requests.
+
+The target's own token is chosen at every position; draft tokens stay as long as they equal it.
+The output is the target's choice whatever was drafted, so it does not depend on the drafter, on
+the draft's length or on other requests. Greedy requests choose by argmax; seeded requests choose
+by `choose`, whose noise is a pure function of (seed, choice index, output position, token id).
+Never mix these choices with the coins of `chain`: a request uses one or the other throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, UInt64
+
+from outpace.types import Verdict
+
+_MASK = 2**64 - 1
+# Increment and multipliers of SplitMix64 (Steele, Lea and Flood 2014).
+_STEP = 0x9E3779B97F4A7C15
+_FIRST_FACTOR = 0xBF58476D1CE4E5B9
+_SECOND_FACTOR = 0x94D049BB133111EB
+
+
+def match(draft_token_ids: Sequence[int], chosen_ids: Sequence[int]) -> Verdict:
+    """Keep draft tokens while they equal the target's choice; emit the choice that ends the run.
+
+    chosen_ids: k+1 ids; the i-th was chosen from the target's distribution given the draft tokens
+    before it, so it means something only if all of those were accepted.
+    """
+    assert len(chosen_ids) == len(draft_token_ids) + 1, "one choice more than draft tokens"
+    num_accepted = 0
+    while (
+        num_accepted < len(draft_token_ids)
+        and draft_token_ids[num_accepted] == chosen_ids[num_accepted]
+    ):
+        num_accepted += 1
+    return Verdict(tuple(chosen_ids[: num_accepted + 1]), num_accepted)
+
+
+def choose(p_row: Float[np.ndarray, " V"], seed: int, choice: int, position: int) -> int:
+    """Draw a token from `p_row` with noise keyed by (seed, choice, position, token id).
+
+    An exponential race: the token with the smallest E(t) / p(t) wins, E(t) independent and
+    exponentially distributed, which happens with probability p(t). Because a token's noise does
+    not depend on the other tokens or on p, similar rows mostly choose alike: a drafter that
+    chooses with the same noise agrees more often than independent draws would.
+
+    p_row: probabilities or unnormalised weights [V]; tokens without mass are never chosen.
+    choice: index of the answer among a request's n. position: index of the output token.
+    """
+    token_ids = np.flatnonzero(p_row > 0)
+    if token_ids.size == 1:
+        return int(token_ids[0])
+    assert token_ids.size, "there is no mass to draw from"
+    weights = p_row[token_ids] if token_ids.size < p_row.size else p_row
+    uniform = _uniform(token_ids.astype(np.uint64), _key(seed, choice, position))
+    weights = weights.astype(np.float64)
+    # -log(1 - u) >= u, so u / p bounds a token's arrival from below and only the few tokens
+    # whose bound does not exceed the best one's arrival need a logarithm.
+    bound = uniform / weights
+    best = int(bound.argmin())
+    finalists = np.flatnonzero(bound <= -np.log1p(-uniform[best]) / weights[best])
+    arrival = -np.log1p(-uniform[finalists]) / weights[finalists]
+    return int(token_ids[finalists[arrival.argmin()]])
+
+
+def _key(seed: int, choice: int, position: int) -> int:
+    key = 0
+    for part in (seed, choice, position):
+        key = _mix(key + _STEP * (part + 1))
+    return key
+
+
+def _mix(value: int) -> int:
+    """The output function of SplitMix64 on a Python integer."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _FIRST_FACTOR) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND_FACTOR) & _MASK
+    return value ^ (value >> 31)
+
+
+def _uniform(counters: UInt64[np.ndarray, " n"], key: int) -> Float[np.ndarray, " n"]:
+    """Uniforms strictly inside (0, 1), one per counter: SplitMix64 started at `key`.
+
+    Overwrites `counters`. The top 52 bits plus one half, so that neither 0 nor 1 can occur.
+    """
+    bits, shifted = counters, np.empty_like(counters)
+    bits *= np.uint64(_STEP)
+    bits += np.uint64((key + _STEP) & _MASK)
+    for shift, factor in ((30, _FIRST_FACTOR), (27, _SECOND_FACTOR)):
+        bits ^= np.right_shift(bits, np.uint64(shift), out=shifted)
+        bits *= np.uint64(factor)
+    bits ^= np.right_shift(bits, np.uint64(31), out=shifted)
+    bits >>= np.uint64(12)
+    uniform = bits.view(np.int64).astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-52
+    return uniform

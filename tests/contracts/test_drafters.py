@@ -1,0 +1,216 @@
+"""What every drafter must keep, run over each file found in `drafters/`.
+
+A new drafter is tested by standing there. One that cannot be built from defaults gets an entry in
+`CONFIGS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+from scripted import sampled, scripted
+from tiny import fresh_logits, tiny_model
+
+from outpace import LLM, SamplingParams
+from outpace.drafters import available_methods, drafter_class, make_options
+from outpace.drafters.base import DraftingContext
+from outpace.engine.engine import Engine
+from outpace.models.load import LoadedModel
+from outpace.sampling import probabilities
+from outpace.types import Sequence
+
+TARGET = tiny_model(seed=1)
+PROMPTS = [
+    [5, 6, 7, 8, 5, 6, 7, 8, 5, 6],
+    [9, 9, 9, 9, 9],
+    [40],
+    list(range(2, 60)),
+    [11, 12, 13, 11, 12, 13, 11],
+]
+CONFIGS: dict[str, dict[str, Any]] = {"draft_model": {"model": tiny_model(seed=2, num_layers=1)}}
+# Small enough for every two-token outcome to be seen often.
+SMALL_VOCAB = 8
+SMALL = tiny_model(vocab_size=SMALL_VOCAB, seed=3, scale=0.5)
+SMALL_CONFIGS: dict[str, dict[str, Any]] = {
+    "draft_model": {"model": tiny_model(vocab_size=SMALL_VOCAB, seed=4, num_layers=1, scale=0.5)}
+}
+
+methods = pytest.mark.parametrize("method", available_methods())
+
+
+def config(method: str, k: int, configs: dict[str, dict[str, Any]] = CONFIGS) -> dict[str, Any]:
+    return {"method": method, "num_speculative_tokens": k, **configs.get(method, {})}
+
+
+def generate(llm: LLM, params: SamplingParams, prompts: List[List[int]] = PROMPTS) -> list[Any]:
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+    return [output.outputs[0] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM(TARGET)
+
+
+@methods
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=40, logprobs=2),
+        SamplingParams(temperature=0.9, seed=7, max_tokens=40, top_p=0.9),
+    ],
+    ids=["greedy", "seeded"],
+)
+def test_output_equals_plain_decoding(
+    method: str, k: int, batch: int, params: SamplingParams, plain: LLM
+) -> None:
+    expected = generate(plain, params)
+    with LLM(TARGET, speculative_config=config(method, k), max_num_seqs=batch) as llm:
+        outputs = generate(llm, params)
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert output.token_ids == wanted.token_ids
+        assert output.text == wanted.text
+        assert output.finish_reason == wanted.finish_reason
+        if params.logprobs is not None:
+            values = [
+                (set(a), set(b)) for a, b in zip(output.logprobs, wanted.logprobs, strict=True)
+            ]
+            assert all(a == b for a, b in values)
+
+
+@methods
+def test_never_more_than_max_tokens(method: str) -> None:
+    k = 4
+    with LLM(TARGET, speculative_config=config(method, k)) as llm:
+        for max_tokens in range(k + 3):
+            params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+            outputs = generate(llm, params)
+            assert [len(output.token_ids) for output in outputs] == [max_tokens] * len(PROMPTS)
+            assert {output.finish_reason for output in outputs} == {"length"}
+
+
+@methods
+def test_counters_agree_with_output(method: str) -> None:
+    with LLM(TARGET, speculative_config=config(method, 5)) as llm:
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(temperature=temperature, max_tokens=50)
+            requests = [{"prompt_token_ids": ids} for ids in PROMPTS]
+            for result in llm.generate(requests, params):
+                stats, num_output = result.stats, len(result.outputs[0].token_ids)
+                assert stats.num_output_tokens == num_output
+                assert 0 <= stats.num_accepted_tokens <= stats.num_draft_tokens
+                assert stats.num_steps <= num_output
+                assert num_output <= stats.num_steps + stats.num_accepted_tokens
+                assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
+                assert sum(stats.drafted_per_position) == stats.num_draft_tokens
+                assert stats.num_drafter_errors == 0
+
+
+@methods
+def test_sequences_are_not_changed_and_nothing_is_kept(method: str) -> None:
+    def as_given(name: Any) -> LoadedModel:
+        return name
+
+    options = make_options(method, {k: v for k, v in config(method, 4).items() if k != "method"})
+    context = DraftingContext(
+        target=TARGET,
+        max_num_seqs=5,
+        max_model_len=128,
+        rng=np.random.default_rng(0),
+        load_model=as_given,
+        kv_cache_bytes=10**9,
+    )
+    drafter = drafter_class(method)(options, context)
+    params = SamplingParams(temperature=0.7)
+    seqs = [Sequence(i, list(ids), len(ids), params) for i, ids in enumerate(PROMPTS)]
+    budgets = [4, 0, 3, 1, 2]
+    for _ in range(3):
+        drafts = drafter.propose(seqs, budgets)
+        for seq, ids, draft, budget in zip(seqs, PROMPTS, drafts, budgets, strict=True):
+            assert seq.tokens == ids
+            assert len(draft) <= budget
+            assert all(0 <= token < TARGET.tokenizer.vocab_size for token in draft.token_ids)
+            for i, token in enumerate(draft.token_ids):
+                q = draft.q_at(i)
+                if q is not None:
+                    assert q[token] > 0
+                    assert q.sum() == pytest.approx(1, abs=1e-5)
+    for seq in seqs:
+        drafter.release(seq)
+        drafter.release(seq)
+    drafter.check_integrity()
+
+
+def pair_counts(llm: LLM, params: SamplingParams, num_requests: int) -> np.ndarray:
+    """How often each pair of first two output tokens came, [V, V]."""
+    counts = np.zeros((SMALL_VOCAB, SMALL_VOCAB), dtype=int)
+    prompt = {"prompt_token_ids": [2, 3, 4, 2, 3, 4, 2, 3]}
+    for result in llm.generate([prompt] * num_requests, params):
+        first, second = result.outputs[0].token_ids[:2]
+        counts[first, second] += 1
+    return counts
+
+
+def pair_law(params: SamplingParams) -> np.ndarray:
+    """The target's law of the first two output tokens, [V, V]."""
+    prompt = [2, 3, 4, 2, 3, 4, 2, 3]
+
+    def law(tokens: list[int]) -> np.ndarray:
+        return probabilities(fresh_logits(SMALL, tokens)[None], [params])[0].numpy()
+
+    return np.stack([p * law([*prompt, token]) for token, p in enumerate(law(prompt))])
+
+
+def chi_square_p(counts: np.ndarray, law: np.ndarray) -> float:
+    possible = law > 0
+    assert not counts[~possible].any(), "a token came that the parameters forbid"
+    expected = law[possible] / law[possible].sum() * counts.sum()
+    observed = counts[possible].astype(float)
+    rare = expected < 5
+    if rare.any():
+        observed = np.append(observed[~rare], observed[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    return float(chisquare(observed, expected).pvalue)
+
+
+SAMPLING = [
+    SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True),
+    SamplingParams(temperature=0.7, top_k=5, max_tokens=3, ignore_eos=True),
+    SamplingParams(temperature=1.3, top_p=0.8, min_p=0.02, max_tokens=3, ignore_eos=True),
+]
+NUM_REQUESTS = 1500
+
+
+@methods
+@pytest.mark.parametrize("params", SAMPLING, ids=["T1", "T0.7-top_k", "T1.3-top_p-min_p"])
+def test_sampled_law_is_the_targets(method: str, params: SamplingParams) -> None:
+    with LLM(SMALL, speculative_config=config(method, 2, SMALL_CONFIGS), max_num_seqs=64) as llm:
+        counts = pair_counts(llm, params, NUM_REQUESTS)
+    assert chi_square_p(counts, pair_law(params)) > 1e-5
+
+
+def test_the_law_test_has_teeth() -> None:
+    """The same test passes a drafter that states its q truly and fails one that does not."""
+    q = np.array([0.3, 0.05, 0.05, 0.1, 0.1, 0.2, 0.1, 0.1])
+    claim = np.full(SMALL_VOCAB, 1 / SMALL_VOCAB)
+    values = []
+    for claimed in (None, claim):
+        drafter = scripted(sampled(q, claim=claimed))
+        with LLM(SMALL, speculative_config={"method": drafter}, max_num_seqs=64) as llm:
+            counts = pair_counts(llm, SAMPLING[0], NUM_REQUESTS)
+        values.append(chi_square_p(counts, pair_law(SAMPLING[0])))
+    honest, dishonest = values
+    assert honest > 1e-5
+    assert dishonest < 1e-9
+
+
+def test_engine_is_the_only_loop() -> None:
+    """Plain decoding is the empty drafter: the same step, no second loop."""
+    assert "none" in available_methods()
+    assert sum(name.startswith("step") for name in vars(Engine)) == 1

@@ -1,0 +1,121 @@
+"""Every `outpace` command and Python block that the documentation shows is run as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHELL = ("console", "sh", "bash")
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+# What a reader would type into a command that asks, and would have in a file it names.
+TYPED = "Hello!\n/quit\n"
+FILE_TEXT = "Name three rivers in Europe.\n"
+
+
+class Shown(NamedTuple):
+    """Something to run, and where it stands."""
+
+    place: str
+    code: str
+
+
+def blocks(text: str, languages: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Line number and content of the fenced blocks in one of these languages."""
+    return [
+        (text.count("\n", 0, match.start()) + 1, match[2])
+        for match in FENCE.finditer(text)
+        if match[1] in languages
+    ]
+
+
+def commands(block: str) -> list[str]:
+    """The `outpace` commands of a shell block; lines of output, comments and `$ ` are left out."""
+    lines = block.replace("\\\n", "").splitlines()
+    if any(line.startswith("$ ") for line in lines):
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return [line for line in lines if re.search(r"(^|\| *)outpace ", line)]
+
+
+def shown_commands() -> list[Shown]:
+    return [
+        Shown(f"{page.relative_to(ROOT)}:{line}", command)
+        for page in PAGES
+        for line, block in blocks(page.read_text(encoding="utf-8"), SHELL)
+        for command in commands(block)
+    ]
+
+
+def shown_programs() -> list[Shown]:
+    text = PAGES[0].read_text(encoding="utf-8")
+    return [Shown(f"README.md:{line}", block) for line, block in blocks(text, ("python",))]
+
+
+def run(command: list[str], folder: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
+    scripts = str(Path(sys.executable).parent)
+    environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        command,
+        input=typed,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        cwd=folder,
+        env=environment,
+    )
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("shown", shown_commands(), ids=str)
+def test_command(shown: Shown, tmp_path: Path) -> None:
+    for name in re.findall(r"(?:--prompt-file[ =]|< *)(\S+)", shown.code):
+        (tmp_path / name).write_text(FILE_TEXT, encoding="utf-8")
+    done = run(["bash", "-o", "pipefail", "-c", shown.code], tmp_path, TYPED)
+    assert done.returncode == 0, f"{shown.place}: {done.stderr}"
+    assert done.stdout.strip()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("shown", shown_programs(), ids=lambda shown: shown.place)
+def test_readme_program(shown: Shown, tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", shown.code], tmp_path)
+    assert done.returncode == 0, f"{shown.place}: {done.stderr}"
+
+
+def test_extraction() -> None:
+    page = """\
+text
+
+```console
+$ outpace generate "a" \\
+    --json
+{"text": "outpace is not a command here"}
+$ ls
+$ cat file | outpace generate -
+```
+
+```sh
+# a comment
+outpace chat
+make test
+```
+
+```python
+print("outpace x")
+```
+"""
+    found = blocks(page, SHELL)
+    assert [line for line, _ in found] == [3, 11]
+    assert [command for _, block in found for command in commands(block)] == [
+        'outpace generate "a"     --json',
+        "cat file | outpace generate -",
+        "outpace chat",
+    ]
+    assert [block for _, block in blocks(page, ("python",))] == ['print("outpace x")\n']

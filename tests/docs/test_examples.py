@@ -1,0 +1,169 @@
+"""The example and the tutorial built on it: the code that is shown is the code that runs."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from doc_blocks import DOCS, python_blocks, run_block
+from tiny import new_sequence, tiny_model
+
+from outpace import LLM, Drafter, SamplingParams
+from outpace.drafters.base import DraftingContext
+from outpace.types import RequestOutput
+
+ROOT = DOCS.parent
+EXAMPLE = ROOT / "examples" / "toy_drafter.py"
+TUTORIAL = DOCS / "add-a-drafter.md"
+MAX_LINES = 40
+
+TARGET = tiny_model(seed=1)
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, 9, 9, 9, 9], [40]]
+
+
+def example() -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLE))
+
+
+def counting_drafter() -> type[Drafter]:
+    """The tutorial's drafter with a memory, built from the page."""
+    namespace = example() | {"DraftingContext": DraftingContext, "__name__": "tutorial"}
+    (block,) = (b for b in python_blocks(TUTORIAL) if "class CountingDrafter" in b.code)
+    run_block(TUTORIAL, block, namespace)
+    return cast("type[Drafter]", namespace["CountingDrafter"])
+
+
+DRAFTERS = {"toy": example()["ToyDrafter"], "counting": counting_drafter()}
+both = pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS.keys())
+
+
+def generate(llm: LLM, params: SamplingParams) -> list[RequestOutput]:
+    return llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params)
+
+
+def build(drafter: type[Drafter], **options: Any) -> Drafter:
+    return drafter(drafter.Options(**options), cast("DraftingContext", SimpleNamespace()))
+
+
+def test_the_example_is_as_short_as_promised() -> None:
+    num_lines = len(EXAMPLE.read_text(encoding="utf-8").splitlines())
+    assert num_lines < MAX_LINES
+    for page in (ROOT / "README.md", TUTORIAL):
+        assert f"{num_lines} lines" in page.read_text(encoding="utf-8")
+
+
+def test_the_tutorial_quotes_the_example() -> None:
+    source = EXAMPLE.read_text(encoding="utf-8")
+    quoted = [b.code for b in python_blocks(TUTORIAL) if "CountingDrafter" not in b.code]
+    assert len(quoted) == 3
+    for code in quoted:
+        assert code in source
+    shown = sum(len(code.splitlines()) for code in quoted)
+    assert shown > 20, "the tutorial shows all of the example but its imports"
+
+
+@both
+@pytest.mark.parametrize(
+    ("tokens", "budget", "min_count", "expected"),
+    [
+        ([1, 2, 3, 1, 2, 3, 1], 4, 1, (2, 3, 1, 2)),
+        ([1, 2, 3, 1, 2, 4, 1], 4, 2, (2,)),  # only (1, 2) occurred twice
+        ([1, 2, 3, 1, 2, 3, 1], 0, 1, ()),
+        ([1, 2, 1, 3, 1, 3, 1], 1, 1, (3,)),  # the more frequent follower, not the first
+        ([1, 2, 3], 4, 1, ()),
+        ([7], 4, 0, ()),
+    ],
+)
+def test_guesses(
+    drafter: type[Drafter], tokens: list[int], budget: int, min_count: int, expected: Any
+) -> None:
+    toy = build(drafter, min_count=min_count)
+    seq = new_sequence(tokens)
+    (draft,) = toy.propose([seq], [budget])
+    assert draft.token_ids == expected
+    assert seq.tokens == tokens
+    assert draft.q is None
+
+
+def test_counting_once_equals_counting_again() -> None:
+    toy, counting = (build(drafter) for drafter in DRAFTERS.values())
+    seq, other = new_sequence([1, 2, 1, 3, 1, 3, 1]), new_sequence([4, 1, 2, 4], seq_id=1)
+    for token in (2, 4, 1, 2, 3, 1):
+        expected = toy.propose([seq, other], [5, 3])
+        assert counting.propose([seq, other], [5, 3]) == expected
+        seq.tokens.append(token)
+    counting.release(seq)
+    with pytest.raises(AssertionError, match="sequences \\[1\\]"):
+        counting.check_integrity()
+    counting.release(other)
+    counting.check_integrity()
+
+
+@both
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True),
+    ],
+    ids=["greedy", "seeded"],
+)
+def test_answers_equal_plain_decoding(drafter: type[Drafter], params: SamplingParams) -> None:
+    with LLM(TARGET) as llm:
+        plain = generate(llm, params)
+    with LLM(TARGET, speculative_config={"method": drafter}, max_num_seqs=2) as llm:
+        drafted = generate(llm, params)
+    for ours, wanted in zip(drafted, plain, strict=True):
+        assert ours.outputs[0].token_ids == wanted.outputs[0].token_ids
+        assert ours.stats.num_drafter_errors == 0
+    assert sum(output.stats.num_draft_tokens for output in drafted) > 0
+
+
+def test_the_entry_point_makes_it_a_method(tmp_path: Path) -> None:
+    """What the tutorial's pyproject.toml declares, as installing the package would lay it out."""
+    page = TUTORIAL.read_text(encoding="utf-8")
+    project = tomllib.loads(page.split("```toml\n")[1].split("```")[0])["project"]
+    ((group, points),) = project["entry-points"].items()
+    ((name, target),) = points.items()
+    shutil.copy(EXAMPLE, tmp_path / f"{target.partition(':')[0]}.py")
+    information = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Name: {project['name']}\nVersion: 0.1\n")
+    (information / "entry_points.txt").write_text(f"[{group}]\n{name} = {target}\n")
+    program = (
+        "from outpace.drafters import available_methods, make_options\n"
+        "from outpace.cli.main import main\n"
+        f"assert {name!r} in available_methods()\n"
+        f"print(make_options({name!r}, {{'min_count': 2}}))\n"
+        "main(['generate', '--help'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ToyOptions(num_speculative_tokens=4, min_count=2)" in done.stdout
+    assert "--min-count" in done.stdout
+    assert "how often a pair must have occurred" in " ".join(done.stdout.split())
+
+
+@pytest.mark.model
+def test_the_example_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE)], capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "num_output_tokens=64" in done.stdout
+    assert "num_drafter_errors=0" in done.stdout
+    assert "num_accepted_tokens=0," not in done.stdout
