@@ -3,7 +3,8 @@
 Sequences in neighbouring cache rows share one call over a view of the cache (no copy). Two habits
 make a token's result independent of what else is in the pass, bit for bit, on the CPU kernels of
 torch: the key range is padded to whole blocks, so that the same slots always meet in the same
-vector lanes, and the heads that share a key/value head are stacked as queries of it.
+vector lanes, and the heads that share a key/value head are stacked as queries of it, in tiles that
+are never nearly empty.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from torch import Tensor
 from outpace.cache import KVCache
 
 KEY_BLOCK = 256
-"""Cache capacities and key ranges are multiples of this many slots. The float32 kernel sums 64-slot
-ranges of some lengths in another order; with multiples of 256 none was found that differs."""
+"""Cache capacities and key ranges are multiples of this many slots: with fewer, the float32 kernel
+splits some ranges differently from others (docs/log.md)."""
+
+QUERY_TILE = 32
+"""Stacked queries that the CPU kernel takes at a time."""
 
 MAX_SHARED_QUERIES = 16
 """Segments with more new tokens than this (prompt chunks) get a call of their own."""
@@ -100,10 +104,22 @@ class AttentionPlan:
         out = out.permute(0, 3, 1, 2, 4).reshape(num_rows * group.num_queries, -1)
         return out if group.unpad is None else out.index_select(0, group.unpad)
 
+    def _whole_tiles(self, num_queries: int) -> int:
+        """The query count to run: a few more where the last tile would be too small.
+
+        The CPU kernel takes stacked queries in tiles of QUERY_TILE and sums a tile of very few
+        rows in another order; how few depends on the head dimension (measured for 32 to 256).
+        """
+        fewest = -(-self._cache.k.shape[-1] // 24)
+        while 0 < num_queries * self._kv_group % QUERY_TILE < fewest:
+            num_queries += 1
+        return num_queries
+
     def _plan(self, members: Sequence[Segment], first_token: int) -> _Group:
         device = self._cache.k.device
         lengths = [m.num_tokens for m in members]
-        num_queries, num_tokens = max(lengths), sum(lengths)
+        assert min(lengths) > 0, "a segment without tokens"
+        num_queries, num_tokens = self._whole_tiles(max(lengths)), sum(lengths)
         num_keys = min(
             padded_capacity(max(m.start + m.num_tokens for m in members)), self._cache.capacity
         )

@@ -67,9 +67,7 @@ class PrepackedLinear:
             return self._product(x, residual)[:n]
         if n > self._max_rows:
             parts = [slice(i, i + self._max_rows) for i in range(0, n, self._max_rows)]
-            return torch.cat(
-                [self._product(x[p], None if residual is None else residual[p]) for p in parts]
-            )
+            return torch.cat([self(x[p], None if residual is None else residual[p]) for p in parts])
         return self._product(x, residual)
 
     def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -81,10 +79,12 @@ class PrepackedLinear:
 
 def make_linear(weight: Float[Tensor, "o i"], bias: Float[Tensor, o] | None = None) -> Linear:
     """The fastest Linear for the weight's device and dtype."""
+    mkldnn = torch.ops.mkldnn
     packable = (
         weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
+        and weight.dtype in EXPECTED_ROWS
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and hasattr(mkldnn, "_reorder_linear_weight")
+        and (weight.dtype != torch.bfloat16 or mkldnn._is_mkldnn_bf16_supported())
     )
     return PrepackedLinear(weight, bias) if packable else PlainLinear(weight, bias)
