@@ -12,7 +12,7 @@ quay to see who has come home.'
 
 say() { printf '\n== %s\n' "$*"; }
 
-say '1. Fetch the default model (94 MB, only the first time)'
+say '1. Fetch the default model (92.9 MB, only the first time)'
 "$outpace" models pull smollm2-135m
 
 say '2. Answer a question'
@@ -31,9 +31,10 @@ echo 'Task: an open question. There is little to copy, so lookup has little to o
   'What makes a good friend? Answer in a few sentences of your own.'
 
 say 'What this shows'
-cat <<'TEXT'
-Speculation never changes the answer: the token ids were compared above. Whether it is faster
-depends on the text. Where the answer repeats its context many guesses are right and several
+cat <<TEXT
+Each comparison above says whether the token ids were equal. They should be for greedy decoding, as
+here, and for sampling with a seed; without a seed only the distribution is the same. Whether it is
+faster depends on the text. Where the answer repeats its context many guesses are right and several
 tokens come out of one pass; where it does not, guesses are few or wrong, and it can even be slower.
-Measure with your own prompts:  outpace generate --compare "your prompt"
+Measure with your own prompts:  $outpace generate --compare "your prompt"
 TEXT

@@ -5,8 +5,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from outpace import LLM, Drafter, SamplingParams
-from outpace.drafters.base import DrafterOptions
+from outpace.drafters.base import Drafter, DrafterOptions
 from outpace.types import Draft, Sequence
 
 
@@ -33,6 +32,8 @@ class ToyDrafter(Drafter):
 
 
 if __name__ == "__main__":
+    from outpace import LLM, SamplingParams
+
     with LLM("smollm2-135m", speculative_config={"method": ToyDrafter}) as llm:
         (output,) = llm.generate("1, 2, 3, 4, 5,", SamplingParams(temperature=0, max_tokens=64))
-        print(output.outputs[0].text, output.stats, sep="\n\n")
+        print(output.outputs[0].text, output.stats, llm.metrics, sep="\n\n")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
@@ -28,6 +31,26 @@ install_import_hook(
 settings.register_profile("outpace", deadline=None)
 settings.load_profile("outpace")
 torch.set_num_threads(2)
+
+
+@contextmanager
+def without_shape_checks() -> Iterator[None]:
+    """Many calls of the same shapes: checking each one would take minutes."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    with without_shape_checks():
+        yield
+
+
+@pytest.fixture(scope="module")
+def unchecked_shapes_in_module() -> Iterator[None]:
+    with without_shape_checks():
+        yield
 
 
 @pytest.fixture(scope="session")

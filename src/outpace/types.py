@@ -7,7 +7,7 @@ Importing this module is cheap on purpose (no torch, no numpy): the command line
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,9 @@ class SamplingParams:
     ignore_eos: go on past the model's own end tokens.
     logprobs: report this many most probable tokens beside the chosen one (0: the chosen only).
         Values are log-softmax of the target's raw logits, before temperature.
-    include_stop_str_in_output, skip_special_tokens: as in vLLM.
+    include_stop_str_in_output: keep the stop string that ended the output in the text.
+    skip_special_tokens: leave special tokens (end of text, turn markers) out of the text; their
+        ids stay in token_ids.
 
     Raises OptionError for values out of range.
     """
@@ -53,6 +55,11 @@ class SamplingParams:
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+
+    def __new__(cls, *_: object, **values: object) -> SamplingParams:
+        # Before the generated __init__, whose TypeError would not say what is known.
+        refuse_unknown("sampling parameter", values, [f.name for f in fields(cls)])
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -80,17 +87,20 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping; an unknown key is an error that names the known ones."""
-        known = [f.name for f in fields(cls)]
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise OptionError(
-                f"unknown sampling parameter(s): {', '.join(unknown)}; known: {', '.join(known)}"
-            )
         return cls(**values)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def refuse_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise OptionError if `given` holds names that are not `known`."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise OptionError(
+            f"{kind} {', '.join(unknown)} is not supported; supported: {', '.join(known)}"
+        )
 
 
 def _check_number(

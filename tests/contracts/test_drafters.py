@@ -187,6 +187,7 @@ SAMPLING = [
 NUM_REQUESTS = 1500
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @methods
 @pytest.mark.parametrize("params", SAMPLING, ids=["T1", "T0.7-top_k", "T1.3-top_p-min_p"])
 def test_sampled_law_is_the_targets(method: str, params: SamplingParams) -> None:
@@ -195,6 +196,7 @@ def test_sampled_law_is_the_targets(method: str, params: SamplingParams) -> None
     assert chi_square_p(counts, pair_law(params)) > 1e-5
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_the_law_test_has_teeth() -> None:
     """The same test passes a drafter that states its q truly and fails one that does not."""
     q = np.array([0.3, 0.05, 0.05, 0.1, 0.1, 0.2, 0.1, 0.1])

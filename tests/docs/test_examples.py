@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -63,11 +64,13 @@ def test_the_example_is_as_short_as_promised() -> None:
 def test_the_tutorial_quotes_the_example() -> None:
     source = EXAMPLE.read_text(encoding="utf-8")
     quoted = [b.code for b in python_blocks(TUTORIAL) if "CountingDrafter" not in b.code]
-    assert len(quoted) == 3
+    assert len(quoted) == 4
     for code in quoted:
         assert code in source
-    shown = sum(len(code.splitlines()) for code in quoted)
-    assert shown > 20, "the tutorial shows all of the example but its imports"
+    docstring, *lines = [line for line in source.splitlines() if line]
+    assert docstring.startswith('"""')
+    shown = [line for code in quoted for line in code.splitlines() if line]
+    assert shown == lines, "the tutorial shows all of the example, in its order"
 
 
 @both
@@ -133,7 +136,10 @@ def test_the_entry_point_makes_it_a_method(tmp_path: Path) -> None:
     project = tomllib.loads(page.split("```toml\n")[1].split("```")[0])["project"]
     ((group, points),) = project["entry-points"].items()
     ((name, target),) = points.items()
-    shutil.copy(EXAMPLE, tmp_path / f"{target.partition(':')[0]}.py")
+    package = target.partition(":")[0]
+    assert f"    {package}/\n        __init__.py" in page, "the layout shows another package"
+    (tmp_path / package).mkdir()
+    shutil.copy(EXAMPLE, tmp_path / package / "__init__.py")
     information = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Name: {project['name']}\nVersion: 0.1\n")
@@ -156,6 +162,40 @@ def test_the_entry_point_makes_it_a_method(tmp_path: Path) -> None:
     assert "ToyOptions(num_speculative_tokens=4, min_count=2)" in done.stdout
     assert "--min-count" in done.stdout
     assert "how often a pair must have occurred" in " ".join(done.stdout.split())
+
+
+def without_main(source: str) -> str:
+    return source.partition('\n\nif __name__ == "__main__":')[0]
+
+
+def test_the_example_may_stand_among_the_drafters(tmp_path: Path) -> None:
+    """As the tutorial says: without its last block it keeps the layers and stays light."""
+    package = tmp_path / "outpace"
+    shutil.copytree(ROOT / "src" / "outpace", package, ignore=shutil.ignore_patterns("*.pyc"))
+    toy = package / "drafters" / "toy.py"
+    source = EXAMPLE.read_text(encoding="utf-8")
+    toy.write_text(without_main(source), encoding="utf-8")
+    imported = set(re.findall(r"^ *from (outpace\S*) import", toy.read_text("utf-8"), re.MULTILINE))
+    assert imported == {"outpace.drafters.base", "outpace.types"}
+    assert "from outpace import" in source, "the block left out is the one that needs the engine"
+    program = (
+        "import sys, outpace\n"
+        f"assert outpace.__file__.startswith({str(tmp_path)!r})\n"
+        "from outpace.cli.main import main\n"
+        "try:\n"
+        "    main(['generate', '--help'])\n"
+        "except SystemExit:\n"
+        "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--min-count" in done.stdout
 
 
 @pytest.mark.model

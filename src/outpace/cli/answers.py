@@ -130,7 +130,9 @@ def stats_json(stats: SpeculationStats) -> dict[str, Any]:
         "acceptance_length": stats.acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
         "drafted_per_position": stats.drafted_per_position,
+        "reached_per_position": stats.reached_per_position,
         "accepted_per_position": stats.accepted_per_position,
+        "conditional_acceptance": stats.conditional_acceptance,
         "num_drafter_errors": stats.num_drafter_errors,
     }
 

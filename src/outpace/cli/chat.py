@@ -50,10 +50,13 @@ class Conversation:
         length = num_output / num_steps if num_steps else 0.0
         speeds = [a.tokens_per_s for a in self.answers if a.tokens_per_s is not None]
         last = f", last answer {speeds[-1]:.1f} tokens/s" if speeds else ""
-        return (
-            f"{len(self.answers)} answers, {num_output} tokens in {num_steps} steps, "
-            f"acceptance length {length:.2f}{last}"
+        counts = (
+            (len(self.answers), "answer"),
+            (num_output, "token"),
+            (num_steps, "step"),
         )
+        answers, tokens, steps = (f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in counts)
+        return f"{answers}, {tokens} in {steps}, acceptance length {length:.2f}{last}"
 
 
 @click.command()
@@ -69,17 +72,20 @@ def chat(system: str | None, **values: Any) -> None:
     with open_llm(values) as llm:
         conversation = Conversation(system)
         if sys.stdin.isatty():
-            click.echo(
-                f"{llm.model_name}, method {llm.method}. Accepted draft tokens look "
-                f"{click.style('like this', fg=ACCEPTED_COLOUR)}. /help lists the commands.",
-                err=True,
-            )
+            click.echo(banner(llm), err=True)
         for line in _read_lines():
             if line.startswith("/"):
                 if not _run_command(line, conversation):
                     return
             elif line:
                 _answer(llm, conversation, line, params)
+
+
+def banner(llm: LLM) -> str:
+    """The line a terminal shows first."""
+    colours = f" Accepted draft tokens look {click.style('like this', fg=ACCEPTED_COLOUR)}."
+    shown = "" if llm.method == "none" else colours
+    return f"{llm.model_name}, method {llm.method}.{shown} /help lists the commands."
 
 
 def _run_command(line: str, conversation: Conversation) -> bool:

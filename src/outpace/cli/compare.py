@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import Answer, Prompt, run_request
+from outpace.errors import OptionError
 from outpace.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -62,7 +63,15 @@ class Comparison:
 
 
 def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: int) -> Comparison:
-    """Run both ways `repeats` times in turn, after one warm-up of each."""
+    """Run both ways `repeats` times in turn, after one warm-up of each.
+
+    Raises OptionError for the method "none", which is what the others are compared with.
+    """
+    if llm.method == "none":
+        raise OptionError(
+            "--compare needs a drafter to compare with plain decoding, but the method is 'none'; "
+            f"name another with --method, or leave it out for {DEFAULT_METHOD!r}"
+        )
     for speculative in (False, True):
         run_request(llm, prompt, params, speculative=speculative)
     plain: list[Answer] = []
@@ -163,8 +172,16 @@ def _worth_sentence(comparison: Comparison) -> str:
             f"{comparison.acceptance_length:.2f} tokens per pass can give; the machine was "
             "probably busy with something else. Run it again, or with more --repeats."
         )
-    if abs(ratio - 1) < LEAST_DIFFERENCE or _overlap(comparison):
-        return f"Speed: no clear difference between {method} and plain decoding on this prompt."
+    if comparison.repeats == 1:
+        return (
+            f"Speed: {method} ran at {ratio:.2f} times plain decoding, once. One run is no "
+            "verdict; --repeats 3 or more gives one."
+        )
+    overlap = _overlap(comparison)
+    if overlap or abs(ratio - 1) < LEAST_DIFFERENCE:
+        why = "the runs overlap" if overlap else f"less than {LEAST_DIFFERENCE:.0%} apart"
+        difference = f"no clear difference between {method} and plain decoding on this prompt"
+        return f"Speed: {difference} ({why})."
     if ratio > 1:
         return f"Speed: {method} helps on this prompt, {ratio:.2f} times plain decoding."
     return f"Speed: {method} does not help on this prompt, {ratio:.2f} times plain decoding."
@@ -177,6 +194,8 @@ def _overlap(comparison: Comparison) -> bool:
 
 
 def _spread(speeds: list[float]) -> str:
+    if len(speeds) == 1:
+        return "one run, no spread"
     return f"{min(speeds):.2f} to {max(speeds):.2f}" if speeds else "-"
 
 

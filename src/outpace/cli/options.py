@@ -31,6 +31,16 @@ METHOD_FLAGS = {
 Decorator = Callable[[Any], Any]
 
 
+class _Method(click.Choice):  # type: ignore[type-arg]
+    """One of the drafting methods. Choice's own message would show their names with - for _."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        for name in self.choices:
+            if str(value).replace("-", "_") == name:
+                return name
+        return self.fail(f"{value!r} is not one of {', '.join(self.choices)}.", param, ctx)
+
+
 def sampling_options(function: Any) -> Any:
     """Add one option per field of SamplingParams."""
     help_texts = _help_from_docstring(SamplingParams)
@@ -58,22 +68,46 @@ def engine_options(function: Any) -> Any:
         ),
         click.option(
             "--method",
-            type=click.Choice(available_methods()),
+            type=_Method(available_methods()),
             metavar=f"[{'|'.join(available_methods())}]",
-            help="The drafter.",
+            help="How tokens are drafted.",
         ),
         click.option("--num-speculative-tokens", type=int, help="Most draft tokens per step."),
-        click.option("--speculative-model", metavar="NAME", help="The drafter's model."),
+        click.option(
+            "--speculative-model",
+            metavar="NAME",
+            help="The smaller model that drafts, named like --model.",
+        ),
         click.option(
             "--speculative-config",
             metavar="JSON",
             help="The drafter's configuration as one JSON object.",
         ),
         *_drafter_options(),
-        click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True),
-        click.option("--max-model-len", type=int, help="Context length to provide for."),
-        click.option("--device", default="auto", show_default=True, metavar="DEVICE"),
-        click.option("--threads", type=click.IntRange(min=1), help="Processor threads to use."),
+        click.option(
+            "--dtype",
+            type=click.Choice(DTYPES),
+            default="auto",
+            show_default=True,
+            help="What to compute in; auto is bfloat16 where the hardware has it, else float32.",
+        ),
+        click.option(
+            "--max-model-len",
+            type=int,
+            help="Most tokens of prompt and answer together.  [default: the model's]",
+        ),
+        click.option(
+            "--device",
+            default="auto",
+            show_default=True,
+            metavar="DEVICE",
+            help="Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.",
+        ),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            help="Processor threads to use.  [default: torch's choice]",
+        ),
     ]
     for decorate in reversed(plain):
         function = decorate(function)

@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, cast
 
 from outpace.errors import OptionError
+from outpace.types import refuse_unknown
 
 if TYPE_CHECKING:
     from outpace.drafters.base import Drafter, DrafterOptions
@@ -60,10 +61,5 @@ def make_options(method: str | type[Drafter], values: Mapping[str, Any]) -> Draf
     drafter = drafter_class(method)
     options = drafter.Options
     known = [f.name for f in fields(options)]
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise OptionError(
-            f"speculative method {drafter.method_name()!r} has no option {', '.join(unknown)}; "
-            f"its options: {', '.join(known)}"
-        )
+    refuse_unknown(f"option of speculative method {drafter.method_name()!r}", values, known)
     return options(**values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
+from inspect import signature
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +25,7 @@ from outpace.engine.stream import AsyncStream, Stream
 from outpace.errors import ContextLengthError, OptionError
 from outpace.models.load import LoadedModel, load_model
 from outpace.runner import Runner
-from outpace.types import RequestOutput, SamplingParams, Sequence
+from outpace.types import RequestOutput, SamplingParams, Sequence, refuse_unknown
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -63,15 +64,19 @@ class LLM:
         tensor_parallel_size: int = 1,
         trust_remote_code: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        **unsupported: Any,
     ) -> None:
+        known = [name for name in signature(LLM).parameters if name != "unsupported"]
+        refuse_unknown("LLM option", unsupported, known)
         _refuse_what_we_do_not_do(tensor_parallel_size, trust_remote_code)
         check_whole_number("max_num_seqs", max_num_seqs, low=1)
-        drafter_type, self._options = parse_speculative_config(
+        speculation = parse_speculative_config(
             speculative_config,
             speculative_model=speculative_model,
             num_speculative_tokens=num_speculative_tokens,
         )
-        self.method = drafter_type.method_name()
+        self.method = speculation.method
+        self._num_speculative_tokens = speculation.options.num_speculative_tokens
 
         def load(name: Any) -> LoadedModel:
             if isinstance(name, LoadedModel):
@@ -101,7 +106,7 @@ class LLM:
             load_model=load,
             kv_cache_bytes=kv_cache_bytes - cache.num_bytes,
         )
-        drafter = drafter_type(self._options, context)
+        drafter = speculation.drafter(speculation.options, context)
         self._engine = Engine(
             Runner(self._target.decoder, cache), drafter, self._target.tokenizer, rng=rng
         )
@@ -237,7 +242,7 @@ class LLM:
             seq=seq,
             fold=fold,
             max_new=max_new,
-            draft_limit=self._options.num_speculative_tokens if speculative else 0,
+            draft_limit=self._num_speculative_tokens if speculative else 0,
         )
 
 

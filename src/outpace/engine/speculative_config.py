@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from outpace.drafters import drafter_class, make_options
@@ -12,13 +13,22 @@ from outpace.errors import OptionError
 _NGRAM_NAMES = ("ngram", "[ngram]")
 
 
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """A drafting method by name, its class and its options."""
+
+    method: str
+    drafter: type[Drafter]
+    options: DrafterOptions
+
+
 def parse_speculative_config(
     config: Mapping[str, Any] | None = None,
     *,
     speculative_model: Any = None,
     num_speculative_tokens: int | None = None,
-) -> tuple[type[Drafter], DrafterOptions]:
-    """The drafter and its options from a configuration, or from the older shorthand.
+) -> SpeculativeConfig:
+    """The method and its options from a configuration, or from the older shorthand.
 
     `{"method": ..., **options}` with vLLM's keys, where the method is a name or a `Drafter`
     subclass; without `method`, a `model` means "draft_model". The shorthand
@@ -51,4 +61,5 @@ def parse_speculative_config(
             "draft `model`"
         )
     drafter = drafter_class(method)
-    return drafter, make_options(drafter, values)
+    name = method if isinstance(method, str) else drafter.method_name()
+    return SpeculativeConfig(name, drafter, make_options(drafter, values))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outpace.cli.chat import ACCEPTED_COLOUR, styled
+from outpace.cli.chat import ACCEPTED_COLOUR, banner, styled
 from outpace.types import Event
 
 Run = Callable[..., tuple[int, str, str]]
@@ -40,7 +40,7 @@ def test_history_grows_and_reset_forgets(run_cli: Run, llms: list) -> None:
 def test_commands(run_cli: Run, llms: list) -> None:
     status, out, err = run_cli("chat", "--method=ngram", stdin="hello\n/stats\n/help\n/nonsense")
     assert status == 0
-    assert "1 answers, 15 tokens in 5 steps, acceptance length 3.00" in out
+    assert "1 answer, 15 tokens in 5 steps, acceptance length 3.00" in out
     assert "/reset" in out
     assert err == "error: unknown command /nonsense; /help lists the commands\n"
 
@@ -81,6 +81,16 @@ def test_accepted_tokens_have_another_colour(llms: list, run_cli: Run) -> None:
     assert styled(llm, Event(0, tuple(b"abc"), "abc", ("", "", ""))) == "abc"
     held_back = Event(0, tuple(b"abc"), "ab", ("ngram", "ngram", ""))
     assert styled(llm, held_back) == f"{on}ab{off}"
+
+
+@pytest.mark.parametrize(("method", "coloured"), [("none", False), ("ngram", True)])
+def test_the_banner_explains_colours_where_there_are_some(
+    run_cli: Run, llms: list, method: str, coloured: bool
+) -> None:
+    run_cli("chat", "--method", method, stdin="")
+    line = banner(llms[0])
+    assert line.startswith(f"smollm2-135m, method {method}.")
+    assert ("Accepted draft tokens" in line) == ("\x1b" in line) == coloured
 
 
 def test_no_colour_codes_in_a_pipe(run_cli: Run, llms: list) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outpace.cli.compare import Comparison, _worth_sentence, first_difference
+from outpace.cli.compare import Comparison, _spread, _worth_sentence, first_difference
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -74,15 +74,32 @@ def test_an_answer_of_one_token_has_no_speed(run_cli: Run, llms: list) -> None:
     [
         ([10, 11, 12], [20, 21, 22], "helps on this prompt, 1.91 times"),
         ([20, 21, 22], [10, 11, 12], "does not help on this prompt, 0.52 times"),
-        ([10, 11, 16], [15, 20, 22], "no clear difference"),  # the slowest beats the fastest
-        ([10, 10.1, 10.2], [10.3, 10.4, 10.5], "no clear difference"),
+        ([10, 11, 16], [15, 20, 22], "prompt (the runs overlap)."),
+        ([10, 10.1, 10.2], [10.3, 10.4, 10.5], "prompt (less than 5% apart)."),
         ([5, 5, 5], [20, 21, 22], "not reliable"),  # four times as fast with 2.5 tokens per pass
+        ([10], [20], "2.00 times plain decoding, once. One run is no verdict"),
+        ([20], [20], "1.00 times plain decoding, once. One run is no verdict"),
+        ([5], [20], "not reliable"),
         ([], [], "over after one step"),
     ],
 )
 def test_what_is_said_about_speed(plain: list, drafted: list, words: str) -> None:
-    comparison = Comparison("ngram", 3, 40, True, None, plain, drafted, acceptance_length=2.5)
+    repeats = len(plain) or 3
+    comparison = Comparison("ngram", repeats, 40, True, None, plain, drafted, acceptance_length=2.5)
     assert words in _worth_sentence(comparison)
+
+
+def test_one_run_has_no_spread() -> None:
+    assert _spread([9.79]) == "one run, no spread"
+    assert _spread([10.0, 9.5]) == "9.50 to 10.00"
+    assert _spread([]) == "-"
+
+
+def test_plain_decoding_is_not_compared_with_itself(run_cli: Run, llms: list) -> None:
+    status, out, err = run_cli("generate", "hello", "--compare", "--method", "none")
+    assert (status, out) == (1, "")
+    assert err.startswith("error: --compare needs a drafter")
+    assert llms[0].requests == []
 
 
 @pytest.mark.parametrize(
