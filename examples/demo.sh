@@ -19,9 +19,9 @@ say '2. Answer a question'
 "$outpace" generate 'Explain in two sentences why the sky is blue.' --max-tokens 80
 
 say '3. Plain against speculative decoding, where the answer repeats its prompt'
-echo 'Task: repeat a paragraph with one word changed. Lookup can copy most of the answer.'
+echo 'Task: repeat a paragraph. Lookup can copy most of the answer.'
 "$outpace" generate --compare --method ngram --max-tokens 120 \
-  "Repeat the following text exactly, but write \"boat\" instead of \"ferry\".
+  "Repeat the following text word for word.
 
 $paragraph"
 

@@ -15,9 +15,10 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from outpace.errors import ModelError
 from outpace.types import SamplingParams
 
 Number = float | int | Fraction
@@ -35,10 +36,13 @@ def probabilities(
     token. Ties, here and at the edge of top_k and top_p, go to the smaller token id. Logits of
     -inf are allowed, as long as one token of the row is left. `logits` is not changed.
 
-    A row's result is the same bit for bit whatever rows stand beside it: every operation either
-    is exact or reduces one row on its own.
+    The result lies in host memory, where verification reads it: one copy for all rows if the
+    logits are on another device. A row's result is the same bit for bit whatever rows stand
+    beside it: every operation either is exact or reduces one row on its own.
+    Raises ModelError for rows with NaN or +inf, or without any token.
     """
     assert len(params) == logits.shape[0], f"{logits.shape[0]} rows, {len(params)} parameters"
+    logits = logits.cpu()
     logits = logits if logits.dtype == torch.float64 else logits.float()
     groups: dict[tuple[float, ...], list[int]] = {}
     for row, asked in enumerate(params):
@@ -48,7 +52,7 @@ def probabilities(
         return _same_parameters(logits, params[0])
     result = torch.empty_like(logits)
     for rows in groups.values():
-        index = torch.tensor(rows, device=logits.device)
+        index = torch.tensor(rows)
         result[index] = _same_parameters(logits[index], params[rows[0]])
     return result
 
@@ -56,44 +60,51 @@ def probabilities(
 def _same_parameters(logits: Float[Tensor, "n V"], asked: SamplingParams) -> Float[Tensor, "n V"]:
     if asked.is_greedy:
         highest, first = logits.max(dim=-1, keepdim=True)
-        _check_finite(highest)
+        check_finite(highest)
         return torch.zeros_like(logits).scatter_(1, first, 1.0)
     highest = logits.amax(dim=-1, keepdim=True)
-    _check_finite(highest)
+    check_finite(highest)
     shifted = logits - highest
     for step in _STEPS:
-        step(shifted, asked)
+        step(shifted.numpy(), asked)
     return torch.softmax(shifted, dim=-1)
 
 
-def _check_finite(highest: Float[Tensor, "n 1"]) -> None:
+def check_finite(highest: Float[Tensor, "..."]) -> None:
+    """Raise ModelError if a row's highest logit is NaN or infinite."""
     if not torch.isfinite(highest).all():
-        raise RuntimeError(
-            "internal error: a row of logits holds NaN or +inf, or forbids every token"
+        raise ModelError(
+            "the model computed logits that are NaN or infinite; its weights are damaged, or they "
+            "overflow in this dtype (try float32)"
         )
 
 
-def _temperature(shifted: Float[Tensor, "n V"], asked: SamplingParams) -> None:
+# The filters below work on numpy views of host memory: on a row of a large vocabulary its
+# comparisons, selections and sorts take a fraction of torch's time.
+
+
+def _temperature(shifted: Float[np.ndarray, "n V"], asked: SamplingParams) -> None:
     """Divide by the temperature. The maximum is already 0, so nothing can overflow upwards."""
     if asked.temperature != 1.0:
-        shifted /= max(asked.temperature, torch.finfo(shifted.dtype).tiny)
+        with np.errstate(over="ignore"):  # downwards it may: to a probability of 0
+            np.divide(shifted, max(asked.temperature, np.finfo(shifted.dtype).tiny), out=shifted)
 
 
-def _min_p(shifted: Float[Tensor, "n V"], asked: SamplingParams) -> None:
+def _min_p(shifted: Float[np.ndarray, "n V"], asked: SamplingParams) -> None:
     """Forbid tokens less probable than min_p times the most probable one (whose logit is 0)."""
     if asked.min_p > 0.0:
-        shifted.masked_fill_(shifted < math.log(asked.min_p), -torch.inf)
+        np.copyto(shifted, -np.inf, where=shifted < math.log(asked.min_p))
 
 
-def _top_k(shifted: Float[Tensor, "n V"], asked: SamplingParams) -> None:
+def _top_k(shifted: Float[np.ndarray, "n V"], asked: SamplingParams) -> None:
     """Keep exactly the k most probable tokens."""
     if 0 < asked.top_k < shifted.shape[-1]:
-        highest = _highest(shifted, asked.top_k + 1)
-        count = torch.full_like(shifted[:, :1], asked.top_k, dtype=torch.int64)
-        shifted.masked_fill_(_outside(shifted, highest, count), -torch.inf)
+        for row in shifted:
+            outside = _outside(row, _highest(row, asked.top_k + 1), asked.top_k)
+            np.copyto(row, -np.inf, where=outside)
 
 
-def _top_p(shifted: Float[Tensor, "n V"], asked: SamplingParams) -> None:
+def _top_p(shifted: Float[np.ndarray, "n V"], asked: SamplingParams) -> None:
     """Keep the smallest set of most probable tokens whose mass reaches top_p.
 
     A token stays if the mass before it, in descending order, is below top_p: the token that
@@ -101,61 +112,49 @@ def _top_p(shifted: Float[Tensor, "n V"], asked: SamplingParams) -> None:
     """
     if asked.top_p == 1.0:
         return
-    for row, p in zip(shifted, torch.softmax(shifted, dim=-1), strict=True):
+    for row, p in zip(shifted, torch.softmax(torch.from_numpy(shifted), -1).numpy(), strict=True):
         # All tokens below this line together weigh at most 1 - top_p, so the others reach top_p
         # without them, and only those need sorting. Rounding of the sum may leave them short.
-        line = (1.0 - asked.top_p) / p.numel()
-        for candidates in (p[p >= line], p):
+        line = (1.0 - asked.top_p) / p.size
+        for candidates in (p.compress(p >= line), p):
             highest = _descending(candidates)
-            mass = highest.cumsum(dim=0, dtype=torch.float64)
+            mass = np.cumsum(highest, dtype=np.float64)
             if mass[-1] >= asked.top_p:
                 break
-        count = 1 + int((mass[:-1] < asked.top_p).sum())
-        following = highest if count < len(highest) else torch.cat([highest, highest.new_zeros(1)])
-        row.masked_fill_(
-            _outside(p[None], following[None], torch.tensor([[count]], device=p.device))[0],
-            -torch.inf,
-        )
+        count = 1 + int(np.searchsorted(mass[:-1], asked.top_p))
+        np.copyto(row, -np.inf, where=_outside(p, highest, count))
 
 
-def _highest(values: Float[Tensor, "n V"], size: int) -> Float[Tensor, "n size"]:
-    """Each row's `size` highest values, in descending order."""
-    blocks = values.shape[-1] // _SEARCH_BLOCK
-    if values.device.type != "cpu" or blocks <= size:
-        return values.topk(size, dim=-1).values
-    # Selecting from a whole row is dear on a CPU. At least `size` values are no lower than the
-    # `size`-th highest of the block maxima, and not many more: only those are sorted.
-    whole = values[:, : blocks * _SEARCH_BLOCK]
-    maxima = whole.reshape(len(values), blocks, _SEARCH_BLOCK).amax(dim=-1)
-    line = maxima.topk(size, dim=-1).values[:, -1:]
-    return torch.stack(
-        [_descending(row[keep])[:size] for row, keep in zip(values, values >= line, strict=True)]
-    )
+def _highest(values: Float[np.ndarray, " V"], size: int) -> Float[np.ndarray, " size"]:
+    """The `size` highest values, in descending order."""
+    num_blocks = values.size // _SEARCH_BLOCK
+    if num_blocks <= size:
+        return _descending(values)[:size]
+    # At least `size` values are no lower than the `size`-th highest of the block maxima, and not
+    # many more: only those are sorted.
+    maxima = values[: num_blocks * _SEARCH_BLOCK].reshape(num_blocks, -1).max(axis=1)
+    line = _descending(maxima)[size - 1]
+    return _descending(values.compress(values >= line))[:size]
 
 
-def _descending(values: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """The values in descending order; on CPUs numpy sorts several times faster than torch."""
-    if values.device.type != "cpu":
-        return values.sort(descending=True).values
-    return torch.from_numpy(-np.sort(-values.numpy()))
+def _descending(values: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
+    return -np.sort(-values)
 
 
 def _outside(
-    values: Float[Tensor, "n V"], highest: Float[Tensor, "n m"], count: Int[Tensor, "n 1"]
-) -> Bool[Tensor, "n V"]:
-    """Mark everything but each row's `count` highest values; ties stay in order of token id.
+    values: Float[np.ndarray, " V"], highest: Float[np.ndarray, " m"], count: int
+) -> Bool[np.ndarray, " V"]:
+    """Mark everything but the `count` highest values; ties stay in order of token id.
 
-    highest: the row's m highest values in descending order; m > count, or m = V.
+    highest: the m highest values in descending order. Values not among them must be lower than
+    the count-th, unless m > count.
     """
-    edge = highest.gather(1, count - 1)
+    edge = highest[count - 1]
     outside = values < edge
-    following = highest.gather(1, count.clamp(max=highest.shape[1] - 1))
-    split = (count < highest.shape[1]) & (following == edge)
-    tied = split.squeeze(1).nonzero().squeeze(1)
-    if len(tied):
-        equal = values[tied] == edge[tied]
-        num_above = (values[tied] > edge[tied]).sum(dim=-1, keepdim=True)
-        outside[tied] |= equal & (equal.cumsum(dim=-1) > count[tied] - num_above)
+    if count < highest.size and highest[count] == edge:
+        equal = values == edge
+        room = count - int((values > edge).sum())
+        outside |= equal & (np.cumsum(equal) > room)
     return outside
 
 
@@ -163,7 +162,7 @@ def _outside(
 # Processors that look at a row's own history (penalties, bias, bad words, a grammar) belong
 # before the rows are grouped, in `probabilities`: there each row still has a history of its own,
 # the committed tokens plus the draft tokens before it.
-_STEPS: tuple[Callable[[Tensor, SamplingParams], None], ...] = (
+_STEPS: tuple[Callable[[np.ndarray, SamplingParams], None], ...] = (
     _temperature,
     _min_p,
     _top_k,
@@ -215,28 +214,23 @@ def raw_logprobs(
     `num_top` most probable ones in order of rank, without naming the chosen token twice.
     Rank 1 is the most probable token; ties rank by smaller id.
     """
-    values = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
-    chosen = torch.as_tensor(chosen_ids, dtype=torch.int64, device=values.device).unsqueeze(1)
-    chosen_values = values.gather(1, chosen)
-    ids = torch.arange(values.shape[-1], device=values.device)
-    before = (values > chosen_values) | ((values == chosen_values) & (ids < chosen))
-    ranks = 1 + before.sum(dim=-1)
-    report = [
-        [entry]
-        for entry in zip(chosen_ids, chosen_values.squeeze(1).tolist(), ranks.tolist(), strict=True)
-    ]
-    num_top = min(num_top, values.shape[-1])
-    if num_top:
-        highest = _highest(values, min(num_top + 1, values.shape[-1]))
-        keep = ~_outside(values, highest, torch.full_like(chosen, num_top))
-        top_ids = keep.nonzero()[:, 1].reshape(-1, num_top)
-        top_values, order = values.gather(1, top_ids).sort(dim=-1, descending=True, stable=True)
-        top_ids = top_ids.gather(1, order)
-        for row, entries in enumerate(report):
-            tops = zip(top_ids[row].tolist(), top_values[row].tolist(), strict=True)
+    logits = logits.cpu()
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    ids = np.arange(logits.shape[-1])
+    num_top = min(num_top, ids.size)
+    report: list[list[tuple[int, float, int]]] = []
+    for values, chosen in zip(torch.log_softmax(logits, -1).numpy(), chosen_ids, strict=True):
+        value = values[chosen]
+        before = (values > value) | ((values == value) & (ids < chosen))
+        entries = [(int(chosen), float(value), 1 + int(before.sum()))]
+        if num_top:
+            outside = _outside(values, _highest(values, min(num_top + 1, ids.size)), num_top)
+            top_ids = np.flatnonzero(~outside)
+            order = np.argsort(-values[top_ids], kind="stable")
             entries.extend(
-                (token, value, rank)
-                for rank, (token, value) in enumerate(tops, start=1)
-                if token != entries[0][0]
+                (int(token), float(values[token]), rank)
+                for rank, token in enumerate(top_ids[order], start=1)
+                if token != chosen
             )
+        report.append(entries)
     return report

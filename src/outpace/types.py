@@ -7,6 +7,7 @@ Importing this module is cheap on purpose (no torch, no numpy): the command line
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -62,9 +63,10 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop_token_ids = _as_tuple("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", stop_token_ids)
         _check_number("temperature", self.temperature, 0.0, math.inf)
         _check_integer("top_k", self.top_k, -1)
         _check_number("top_p", self.top_p, 0.0, 1.0, low_open=True)
@@ -81,12 +83,15 @@ class SamplingParams:
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise OptionError(f"stop must hold non-empty strings, got {text!r}")
-        for token_id in self.stop_token_ids:
+        for token_id in stop_token_ids:
             _check_integer("stop_token_ids", token_id, 0)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping; an unknown key is an error that names the known ones."""
+        if not isinstance(values, Mapping):
+            raise OptionError(f"sampling parameters must be a mapping, got {values!r:.80}")
+        refuse_unknown("sampling parameter", values, [f.name for f in fields(cls)])
         return cls(**values)
 
     @property
@@ -96,19 +101,28 @@ class SamplingParams:
 
 def refuse_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raise OptionError if `given` holds names that are not `known`."""
-    unknown = sorted(set(given) - set(known))
+    unknown = sorted(str(name) for name in set(given) - set(known))
     if unknown:
         raise OptionError(
             f"{kind} {', '.join(unknown)} is not supported; supported: {', '.join(known)}"
         )
 
 
+def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
+    if values is None:
+        return ()
+    if not isinstance(values, list | tuple):
+        raise OptionError(f"{name} must be a list, got {values!r:.80}")
+    return tuple(values)
+
+
 def _check_number(
     name: str, value: object, low: float, high: float, low_open: bool = False
 ) -> None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        inside = low < value if low_open else low <= value
-        if math.isfinite(value) and inside and value <= high:
+        inside = (low < value if low_open else low <= value) and value <= high
+        # Compared first: an int too large for a float cannot be asked whether it is finite.
+        if inside and value <= sys.float_info.max:
             return
     bracket = "(" if low_open else "["
     upper = "infinity)" if high == math.inf else f"{high:g}]"
@@ -252,8 +266,9 @@ class SpeculationStats:
     @property
     def conditional_acceptance(self) -> list[float]:
         """By position: how often a token was accepted, given that all before it were."""
-        pairs = zip(self.accepted_per_position, self.reached_per_position, strict=False)
-        return [accepted / reached for accepted, reached in pairs]
+        accepted = self.accepted_per_position + [0] * len(self.reached_per_position)
+        pairs = zip(accepted, self.reached_per_position, strict=False)
+        return [count / reached for count, reached in pairs]
 
     def record(self, num_drafted: int, verdict: Verdict) -> None:
         """Count one verified draft and its (trimmed) verdict."""

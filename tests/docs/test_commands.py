@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
+
+from outpace.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMING = [*sorted(ROOT.glob("*.md")), *PAGES[1:]]
 SHELL = ("console", "sh", "bash")
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 # What a reader would type into a command that asks, and would have in a file it names.
@@ -53,6 +58,28 @@ def shown_commands() -> list[Shown]:
     ]
 
 
+def inline_commands(text: str) -> list[str]:
+    """What is said of `outpace ...` within sentences, on one line each."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [" ".join(code.split()) for code in re.findall(r"`(outpace\s[^`]+)`", prose)]
+
+
+def unknown_words(command: str) -> list[str]:
+    """Subcommands and options of an `outpace` command that do not exist."""
+    found: click.Command = cli
+    words = shlex.split(command)[1:]
+    while words and isinstance(found, click.Group) and not words[0].startswith("-"):
+        inner = found.get_command(click.Context(found), words[0])
+        if inner is None:
+            return words[:1]
+        found, words = inner, words[1:]
+    known = {
+        flag for parameter in found.params for flag in parameter.opts + parameter.secondary_opts
+    }
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    return [flag for flag in flags if flag not in known | {"--help"}]
+
+
 def shown_programs() -> list[Shown]:
     text = PAGES[0].read_text(encoding="utf-8")
     return [Shown(f"README.md:{line}", block) for line, block in blocks(text, ("python",))]
@@ -87,6 +114,26 @@ def test_command(shown: Shown, tmp_path: Path) -> None:
 def test_readme_program(shown: Shown, tmp_path: Path) -> None:
     done = run([sys.executable, "-c", shown.code], tmp_path)
     assert done.returncode == 0, f"{shown.place}: {done.stderr}"
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
+def test_commands_named_in_sentences_exist(page: Path) -> None:
+    named = inline_commands(page.read_text(encoding="utf-8"))
+    assert {command: unknown_words(command) for command in named if unknown_words(command)} == {}
+
+
+def test_the_check_of_sentences_can_fail() -> None:
+    text = "Say `outpace compare`, `outpace\ngenerate --compere x` or `outpace models --help`.\n"
+    text += "```\n`outpace in-a-block`\n```\n`outpace models pull X --from FILE`"
+    named = inline_commands(text)
+    assert named == [
+        "outpace compare",
+        "outpace generate --compere x",
+        "outpace models --help",
+        "outpace models pull X --from FILE",
+    ]
+    assert [unknown_words(command) for command in named] == [["compare"], ["--compere"], [], []]
+    assert sum(len(inline_commands(page.read_text(encoding="utf-8"))) for page in NAMING) > 8
 
 
 def test_extraction() -> None:

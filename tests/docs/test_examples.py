@@ -161,7 +161,7 @@ def test_the_entry_point_makes_it_a_method(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "ToyOptions(num_speculative_tokens=4, min_count=2)" in done.stdout
     assert "--min-count" in done.stdout
-    assert "how often a pair must have occurred" in " ".join(done.stdout.split())
+    assert "How often a pair must have occurred" in " ".join(done.stdout.split())
 
 
 def without_main(source: str) -> str:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from scripted import always_wrong, oracle, random_tokens, right_for, scripted
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
-from outpace.errors import ContextLengthError, OptionError, OutpaceError
+from outpace.errors import ContextLengthError, ModelError, OptionError, OutpaceError
 from outpace.types import Draft, RequestOutput, Sequence
 
 VOCAB = 96
@@ -277,14 +282,176 @@ def test_a_drafter_that_raises_costs_only_the_drafts(answers: Any, caplog: Any) 
     assert "goes on plain" in caplog.text
 
 
+FLAT = np.full(VOCAB, 1 / VOCAB)
+
+
 @pytest.mark.parametrize(
-    "bad", [Draft((1,) * 9), Draft(("x",)), Draft((1.5,))], ids=["too long", "text", "float"]
+    "bad",
+    [
+        Draft((1,) * 9),
+        Draft(("x",)),
+        Draft((1.5,)),
+        Draft((1,), q=(torch.from_numpy(FLAT),)),
+        Draft((1,), q=(FLAT[None],)),
+        Draft((1,), q=(list(FLAT),)),
+        Draft((1,), q=(FLAT * 2,)),
+        Draft((1,), q=(FLAT * np.nan,)),
+        Draft((1,), q=(FLAT - FLAT,)),
+        Draft((VOCAB,), q=(FLAT,)),
+        Draft((1,), q=(np.append(FLAT, [-1, 1]),)),
+    ],
+    ids=[
+        *("too long", "text", "float", "q tensor", "q 2d", "q list", "q sums to 2", "q NaN"),
+        *("q zero", "q without the token", "q negative"),
+    ],
 )
 def test_a_drafter_that_breaks_its_contract(bad: Draft, answers: Any) -> None:
     with speculating(lambda seq, budget: bad, 4) as llm:
         outputs = run(llm)
     assert ids_of(outputs) == expected(answers)
     assert all(output.stats.num_drafter_errors == 1 for output in outputs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda seq: seq.tokens.append(5),
+        lambda seq: seq.tokens.pop(),
+        lambda seq: setattr(seq, "num_prompt", 0),
+        lambda seq: seq.tokens.__setitem__(0, 9),
+    ],
+)
+def test_a_drafter_that_changes_a_sequence(change: Any, answers: Any) -> None:
+    def propose(seq: Sequence, budget: int) -> Draft:
+        change(seq)
+        return Draft((1,))
+
+    with speculating(propose, 4) as llm:
+        outputs = run(llm)
+    assert ids_of(outputs) == expected(answers)
+    assert all(output.stats.num_drafter_errors == 1 for output in outputs)
+
+
+def test_closing_a_stream_that_another_thread_reads(answers: Any) -> None:
+    endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    with speculating(oracle(answers), 2) as llm:
+        for _ in range(5):
+            stream = llm.stream({"prompt_token_ids": PROMPT}, endless)
+            reader = threading.Thread(target=stream.drain)
+            reader.start()
+            next_step = threading.Event()
+            next_step.wait(0.01)
+            stream.close()
+            reader.join(timeout=30)
+            assert not reader.is_alive()
+
+
+async def test_closing_an_async_stream_that_another_task_reads(answers: Any) -> None:
+    endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    with speculating(oracle(answers), 2) as llm:
+        stream = llm.astream({"prompt_token_ids": PROMPT}, endless)
+
+        async def read() -> int:
+            return sum([len(event.token_ids) async for event in stream])
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0.01)
+        await stream.aclose()
+        assert await asyncio.wait_for(reader, 30) >= 0
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_ends_the_thread_nobody_waits_for_ever(error: type[BaseException]) -> None:
+    def propose(seq: Sequence, budget: int) -> Draft:
+        raise error
+
+    llm = speculating(propose, 2)
+    with pytest.raises(RuntimeError, match="thread ended"):
+        run(llm)
+    with pytest.raises(OutpaceError, match="was closed"):
+        run(llm)
+    llm.close()
+
+
+def test_leaving_the_interpreter_while_a_request_runs() -> None:
+    script = """
+import tiny
+from outpace import LLM, SamplingParams
+llm = LLM(tiny.tiny_model(max_len=100000), max_model_len=100000)
+stream = llm.stream("abc", SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+next(stream)
+"""
+    folder = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_logits_that_are_not_numbers_are_an_error(monkeypatch: Any) -> None:
+    forward = TARGET.decoder.forward
+
+    def broken(*args: Any) -> Any:
+        logits, hidden = forward(*args)
+        return logits * float("nan"), hidden
+
+    with LLM(TARGET) as llm:
+        monkeypatch.setattr(TARGET.decoder, "forward", broken)
+        for params in (GREEDY, SamplingParams(temperature=1.0)):
+            with pytest.raises(ModelError, match="NaN"):
+                run(llm, params)
+
+
+def test_a_step_never_exceeds_its_token_budget(answers: Any) -> None:
+    sizes: list[int] = []
+    forward = TARGET.decoder.forward
+
+    def counting(batch: Any, *args: Any) -> Any:
+        sizes.append(len(batch.token_ids))
+        return forward(batch, *args)
+
+    TARGET.decoder.forward = counting  # type: ignore[method-assign]
+    try:
+        with speculating(oracle(answers), 10_000) as llm:
+            outputs = run(llm, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+    finally:
+        del TARGET.decoder.forward
+    assert ids_of(outputs) == expected(answers, 256)
+    assert max(sizes) <= 512
+
+
+@pytest.mark.parametrize("given", ["hello", ["hi"], {"role": "user", "content": "x"}, 5, None])
+def test_chat_takes_conversations_only(given: Any) -> None:
+    with LLM(TARGET) as llm, pytest.raises(OptionError, match="a conversation is"):
+        llm.chat(given, GREEDY)
+
+
+@pytest.mark.parametrize("given", [5, None, 2.5])
+def test_generate_takes_prompts_only(given: Any) -> None:
+    with LLM(TARGET) as llm:
+        with pytest.raises(OptionError, match="prompts are"):
+            llm.generate(given)
+        with pytest.raises(OptionError, match="sampling_params must be"):
+            llm.generate("abc", given or 5)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"stop": 5},
+        {"stop_token_ids": 5},
+        {"temperature": 10**400},
+        {"top_p": 10**400},
+        {"n": 2},
+        {"presence_penalty": 0.5},
+    ],
+)
+def test_sampling_parameters_are_applied_or_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(values))):
+        SamplingParams(**values)
+    with pytest.raises(OptionError):
+        SamplingParams.from_dict(values)
 
 
 def test_cancelling_frees_the_row_at_once(answers: Any) -> None:
@@ -381,6 +548,7 @@ def test_speculation_can_be_left_out_per_request(answers: Any) -> None:
         ({"prompt_token_ids": [VOCAB]}, OptionError, "outside the model.s vocabulary"),
         ({"prompt_token_ids": [-1]}, OptionError, "outside the model.s vocabulary"),
         ({"prompt_token_ids": ["a"]}, OptionError, "whole numbers"),
+        ({"prompt_token_ids": [True]}, OptionError, "whole numbers"),
         ({"prompt_token_ids": [2] * 256}, ContextLengthError, "256 tokens"),
         ({"tokens": [1]}, OptionError, "prompt_token_ids"),
         (3.5, OptionError, "a prompt is"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from outpace.errors import ModelError
 from outpace.sampling import draw, probabilities, raw_logprobs
 from outpace.types import SamplingParams
 
@@ -137,7 +138,7 @@ def test_forbidden_tokens_get_no_mass() -> None:
 @pytest.mark.parametrize("bad", [math.nan, INF, -INF])
 def test_broken_logits_are_our_bug_and_say_so(asked: dict[str, float], bad: float) -> None:
     values = [-INF, -INF] if bad == -INF else [0.0, bad]
-    with pytest.raises(RuntimeError, match="internal error: a row of logits"):
+    with pytest.raises(ModelError, match="NaN or infinite"):
         one_row(values, **asked)
 
 

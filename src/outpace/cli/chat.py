@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import Answer, run_request
-from outpace.cli.options import build_sampling, engine_options, open_llm, sampling_options
-from outpace.errors import OutpaceError
+from outpace.cli.options import (
+    build_sampling,
+    check_stdin,
+    engine_options,
+    open_llm,
+    sampling_options,
+)
+from outpace.errors import OptionError, OutpaceError
 from outpace.types import Event, SamplingParams
 
 if TYPE_CHECKING:
@@ -63,22 +69,27 @@ class Conversation:
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @sampling_options
 @engine_options
-def chat(system: str | None, **values: Any) -> None:
+def chat(system: str | None, **values: Any) -> int:
     """Talk with a model. Lines starting with / are commands; /help lists them.
 
     With standard input from a pipe each line is one message.
     """
     params = build_sampling(values)
+    check_stdin()
+    is_terminal = sys.stdin.isatty()
+    num_failed = 0
     with open_llm(values) as llm:
         conversation = Conversation(system)
-        if sys.stdin.isatty():
+        if is_terminal:
             click.echo(banner(llm), err=True)
         for line in _read_lines():
             if line.startswith("/"):
                 if not _run_command(line, conversation):
-                    return
+                    break
             elif line:
-                _answer(llm, conversation, line, params)
+                num_failed += not _answer(llm, conversation, line, params)
+    # A script must learn that an answer is missing; a person has seen the message.
+    return 1 if num_failed and not is_terminal else 0
 
 
 def banner(llm: LLM) -> str:
@@ -105,8 +116,8 @@ def _run_command(line: str, conversation: Conversation) -> bool:
     return True
 
 
-def _answer(llm: LLM, conversation: Conversation, text: str, params: SamplingParams) -> None:
-    """Stream one answer; what cannot be answered is not kept in the history."""
+def _answer(llm: LLM, conversation: Conversation, text: str, params: SamplingParams) -> bool:
+    """Stream one answer; False where there is none, and the history is as it was."""
     messages = [*conversation.messages, _message("user", text)]
     shown: list[str] = []
 
@@ -119,10 +130,11 @@ def _answer(llm: LLM, conversation: Conversation, text: str, params: SamplingPar
             answer = run_request(llm, messages, params, show=show, stopped=interrupted.is_set)
     except OutpaceError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
-        return
+        return False
     click.echo("  (stopped)" if interrupted.is_set() else "")
     conversation.messages = [*messages, _message("assistant", "".join(shown))]
     conversation.answers.append(answer)
+    return True
 
 
 def styled(llm: LLM, event: Event) -> str:
@@ -143,9 +155,16 @@ def styled(llm: LLM, event: Event) -> str:
 
 
 def _read_lines() -> Iterator[str]:
-    """Lines of input until its end; Ctrl-C at the prompt only clears the line."""
+    """Lines of input until its end; Ctrl-C at the prompt only clears the line.
+
+    Raises OptionError for piped input that is not UTF-8.
+    """
     if not sys.stdin.isatty():
-        yield from (line.strip() for line in sys.stdin)
+        for line in sys.stdin.buffer:
+            try:
+                yield line.decode("utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise OptionError(f"standard input is not valid UTF-8: {error}") from error
         return
     import readline  # noqa: F401  (line editing and history for input())
 
@@ -154,6 +173,8 @@ def _read_lines() -> Iterator[str]:
             yield input("> ").strip()
         except KeyboardInterrupt:
             click.echo("\n/quit leaves.", err=True)
+        except UnicodeDecodeError as error:
+            click.echo(f"error: the line is not valid UTF-8: {error}", err=True)
         except EOFError:
             click.echo()
             return

@@ -17,7 +17,13 @@ from outpace.cli.answers import (
     summary_line,
 )
 from outpace.cli.compare import DEFAULT_METHOD, compare_methods, comparison_json, show_comparison
-from outpace.cli.options import build_sampling, engine_options, open_llm, sampling_options
+from outpace.cli.options import (
+    build_sampling,
+    check_stdin,
+    engine_options,
+    open_llm,
+    sampling_options,
+)
 from outpace.errors import OptionError
 
 
@@ -82,6 +88,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt_file is not None:
         source, data = str(prompt_file), prompt_file.read_bytes()
     elif prompt == "-":
+        check_stdin()
         source, data = "standard input", sys.stdin.buffer.read()
     else:
         # Arguments that are not UTF-8 arrive with surrogates, which no tokenizer accepts.

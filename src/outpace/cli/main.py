@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -72,7 +74,24 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except OutpaceError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         sys.exit(EXIT_ERROR)
+    except OSError as error:
+        _report_os_error(error)
+        sys.exit(EXIT_ERROR)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _report_os_error(error: OSError) -> None:
+    """One line about a full disk and its like. (A broken pipe never gets here: click is silent
+    about a reader that has seen enough.)"""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    with suppress(OSError):
+        click.echo(f"error: {where}{error.strerror or error}", err=True)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            # What cannot be written would otherwise be tried, and complained about, at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _tolerate_narrow_encodings() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -150,6 +151,12 @@ def build_speculative_config(
     return config or None
 
 
+def check_stdin() -> None:
+    """Raise OptionError where standard input was closed by whoever started this process."""
+    if sys.stdin is None:
+        raise OptionError("standard input is closed; connect a terminal, a file or a pipe to it")
+
+
 def open_llm(values: dict[str, Any], default_method: str | None = None) -> LLM:
     """Load the model that the options name, showing a download if there is one."""
     config = build_speculative_config(values, default_method)
@@ -177,14 +184,24 @@ def _parse_config(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise OptionError(f"--speculative-config is not valid JSON: {error}") from error
+        config = json.loads(text, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition(";")[0]
+        raise OptionError(f"--speculative-config is not valid JSON: {reason}") from error
     if not isinstance(config, dict):
         raise OptionError(
             f'--speculative-config must be an object such as {{"method": "ngram"}}, got {text}'
         )
     return config
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"the key {key!r} is given twice")
+        values[key] = value
+    return values
 
 
 def _drafter_fields() -> dict[str, tuple[Any, str, list[str]]]:
@@ -216,8 +233,8 @@ def _drafter_flags() -> dict[str, str]:
 def _drafter_options() -> list[Decorator]:
     flags = _drafter_flags()
     return [
-        _option_of(_dest(flags[name]), flags[name], hint, f"{help_text} [{', '.join(methods)}]")("")
-        for name, (hint, help_text, methods) in _drafter_fields().items()
+        _option_of(_dest(flags[name]), flags[name], hint, f"{text}.  [{', '.join(methods)}]")("")
+        for name, (hint, text, methods) in _drafter_fields().items()
     ]
 
 
@@ -235,9 +252,12 @@ def _option_of(name: str, flag: str, hint: Any, help_text: str) -> Callable[[obj
     else:
         settings["type"] = kind
 
+    sentence = help_text.strip()
+    sentence = sentence[:1].upper() + sentence[1:]
+
     def with_default(shown: object) -> Decorator:
         suffix = "" if shown == "" else f"  [default: {shown}]"
-        return click.option(flag, name, help=help_text.strip() + suffix, **settings)
+        return click.option(flag, name, help=sentence + suffix, **settings)
 
     return with_default
 

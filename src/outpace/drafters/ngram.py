@@ -13,13 +13,22 @@ from outpace.drafters.base import Drafter, DrafterOptions, DraftingContext, chec
 from outpace.errors import OptionError
 from outpace.types import Draft, Sequence
 
+MAX_LOOKUP = 16
+"""Longest n-gram that may be asked for. Every length costs a dictionary entry per token of the
+context, and what repeats over this many tokens is hardly ever ambiguous any more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NgramOptions(DrafterOptions):
-    """Options of prompt lookup."""
+    """Options of prompt lookup.
+
+    1 <= prompt_lookup_min <= prompt_lookup_max <= MAX_LOOKUP.
+    """
 
     prompt_lookup_min: int = field(default=1, metadata={"help": "shortest n-gram looked up"})
-    prompt_lookup_max: int = field(default=3, metadata={"help": "longest n-gram looked up"})
+    prompt_lookup_max: int = field(
+        default=3, metadata={"help": f"longest n-gram looked up, at most {MAX_LOOKUP}"}
+    )
     occurrence: str = field(
         default="latest", metadata={"help": "which earlier occurrence to copy: latest or earliest"}
     )
@@ -28,6 +37,11 @@ class NgramOptions(DrafterOptions):
         super().__post_init__()
         check_whole_number("prompt_lookup_min", self.prompt_lookup_min, low=1)
         check_whole_number("prompt_lookup_max", self.prompt_lookup_max, low=1)
+        if self.prompt_lookup_max > MAX_LOOKUP:
+            raise OptionError(
+                f"prompt_lookup_max must be at most {MAX_LOOKUP}, got {self.prompt_lookup_max}; "
+                "longer n-grams cost time and memory for every token and find nothing more"
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise OptionError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) must not exceed "
@@ -40,8 +54,8 @@ class NgramOptions(DrafterOptions):
 class NgramIndex:
     """Where each n-gram of a growing token list ended, for n in [min_n, max_n].
 
-    Indexing costs a few dictionary writes per token and a lookup a few reads, whatever the
-    length of the context.
+    Indexing costs at most one dictionary write per token and n, and a lookup one read per n,
+    whatever the length of the context.
     """
 
     def __init__(self, min_n: int, max_n: int, *, earliest: bool = False) -> None:

@@ -6,6 +6,8 @@ import logging
 import operator
 from collections.abc import Sequence as List
 
+import numpy as np
+
 from outpace.drafters.base import Drafter
 from outpace.engine.request import Request
 from outpace.types import Draft, Scores, Sequence, Verdict
@@ -65,7 +67,13 @@ class GuardedDrafter:
         return draft
 
     def _ask(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
-        drafts = self._drafter.propose(seqs, budgets)
+        before = [(list(seq.tokens), seq.num_prompt) for seq in seqs]
+        try:
+            drafts = self._drafter.propose(seqs, budgets)
+        finally:
+            changed = _restore(seqs, before)
+        if changed:
+            raise ValueError("drafter changed a sequence in propose()")
         if len(drafts) != len(seqs):
             raise ValueError(f"drafter returned {len(drafts)} drafts for {len(seqs)} sequences")
         return [_checked(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
@@ -82,4 +90,30 @@ def _checked(draft: Draft, budget: int) -> Draft:
         raise ValueError(f"drafter proposed {len(draft)} tokens with a budget of {budget}")
     # Ids may come as numpy or torch integers; anything else is not an id.
     token_ids = tuple(operator.index(token) for token in draft.token_ids)
+    for position, token in enumerate(token_ids):
+        q = draft.q_at(position)
+        if q is not None:
+            _check_claim(q, token)
     return Draft(token_ids, draft.q, draft.origin)
+
+
+def _check_claim(q: object, token: int) -> None:
+    """Raise ValueError unless q can be a distribution that `token` was drawn from."""
+    if not isinstance(q, np.ndarray) or q.ndim != 1 or not np.issubdtype(q.dtype, np.floating):
+        raise ValueError(f"q must be a one-dimensional float array or None, got {type(q).__name__}")
+    if not 0 <= token < q.size or not q[token] > 0:
+        raise ValueError(f"token {token} cannot have been drawn from its q")
+    # Written so that NaN fails.
+    if not (abs(float(q.sum(dtype=np.float64)) - 1) < 1e-3 and q.min() >= 0):
+        raise ValueError("q is not a distribution: it is negative somewhere or does not sum to 1")
+
+
+def _restore(seqs: List[Sequence], before: List[tuple[list[int], int]]) -> bool:
+    """Put back what a drafter changed in sequences; returns whether it changed anything."""
+    changed = False
+    for seq, (tokens, num_prompt) in zip(seqs, before, strict=True):
+        if seq.tokens != tokens or seq.num_prompt != num_prompt:
+            seq.tokens[:] = tokens
+            seq.num_prompt = num_prompt
+            changed = True
+    return changed

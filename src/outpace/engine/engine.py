@@ -74,6 +74,12 @@ class Engine:
         self._release(request)
         return Event(request.seq.seq_id, (), request.fold.take_delta(), finish_reason=reason)
 
+    def cancel_id(self, seq_id: int) -> None:
+        """Cancel the request with this sequence, if it has not ended."""
+        for request in self._scheduler.requests:
+            if request.seq.seq_id == seq_id:
+                self.cancel(request)
+
     def cancel_all(self) -> list[Event]:
         """End every request early."""
         events = [self.cancel(request) for request in self._scheduler.requests]

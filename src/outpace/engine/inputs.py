@@ -14,6 +14,30 @@ Message = Mapping[str, Any]
 Prompt = str | Mapping[str, Any] | List[Message]
 
 
+def to_prompts(given: object) -> list[Prompt]:
+    """The list of prompts that `LLM.generate` was given, whether one or several."""
+    if isinstance(given, str | Mapping):
+        return [given]
+    if isinstance(given, List):
+        return list(given)
+    raise OptionError(
+        f"prompts are a string, token ids, or a list of either, got {type(given).__name__}"
+    )
+
+
+def to_conversations(given: object) -> list[Prompt]:
+    """The list of conversations that `LLM.chat` was given, whether one or several."""
+    if isinstance(given, List) and not isinstance(given, str):
+        if all(isinstance(message, Mapping) for message in given):
+            return [given]
+        if all(isinstance(one, List) and not isinstance(one, str) for one in given):
+            return list(given)
+    raise OptionError(
+        'a conversation is a list of messages like {"role": "user", "content": "..."}; chat takes '
+        f"one or a list of several, got {given!r:.80}"
+    )
+
+
 def to_token_ids(
     prompt: Prompt, tokenizer: Tokenizer, vocab_size: int
 ) -> tuple[str | None, list[int]]:
@@ -45,6 +69,12 @@ def to_token_ids(
     return text, ids
 
 
+def _index(token: object) -> int:
+    if isinstance(token, bool):
+        raise TypeError("a truth value is no token id")
+    return operator.index(token)  # type: ignore[arg-type]
+
+
 def _message(message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise OptionError(
@@ -63,6 +93,6 @@ def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[str 
             f"{sorted(map(str, prompt))}"
         )
     try:
-        return None, [operator.index(token) for token in prompt["prompt_token_ids"]]
+        return None, [_index(token) for token in prompt["prompt_token_ids"]]
     except TypeError as error:
         raise OptionError("prompt_token_ids must be a list of whole numbers") from error

@@ -15,7 +15,7 @@ import numpy as np
 from outpace.drafters.base import DraftingContext, check_whole_number
 from outpace.engine.engine import Engine
 from outpace.engine.fold import OutputFold
-from outpace.engine.inputs import Message, Prompt, to_token_ids
+from outpace.engine.inputs import Message, Prompt, to_conversations, to_prompts, to_token_ids
 from outpace.engine.loop import EngineLoop
 from outpace.engine.memory import SHARE_OF_FREE_MEMORY, available_bytes, plan_rows
 from outpace.engine.metrics import EngineMetrics
@@ -142,8 +142,7 @@ class LLM:
         sampling_params: one for all, or one per prompt. speculative=False decodes these requests
         plainly. All prompts are checked before the first is run.
         """
-        single = isinstance(prompts, str | Mapping)
-        return self._run([prompts] if single else list(prompts), sampling_params, speculative)  # type: ignore[list-item]
+        return self._run(to_prompts(prompts), sampling_params, speculative)
 
     def chat(
         self,
@@ -153,8 +152,8 @@ class LLM:
         speculative: bool = True,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several, using the model's chat template."""
-        single = not messages or isinstance(messages[0], Mapping)
-        return self._run([messages] if single else list(messages), sampling_params, speculative)  # type: ignore[list-item]
+        conversations = to_conversations(messages)
+        return self._run(conversations, sampling_params, speculative)
 
     def stream(
         self,
@@ -201,6 +200,9 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             each = [sampling_params] * len(prompts)
         else:
+            if not isinstance(sampling_params, List):
+                given = type(sampling_params).__name__
+                raise OptionError(f"sampling_params must be SamplingParams or a list, got {given}")
             each = list(sampling_params)
             if len(each) != len(prompts):
                 raise OptionError(f"{len(prompts)} prompts, but {len(each)} sampling_params")
@@ -217,7 +219,7 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams | None, speculative: bool) -> Request:
         """Check a prompt and its parameters and make a request of them, without starting it."""
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             given = type(params).__name__
             raise OptionError(f"sampling_params must be SamplingParams, got {given}")

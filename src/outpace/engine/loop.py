@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 
 from outpace.engine.engine import Engine
@@ -21,28 +23,33 @@ class EngineLoop:
     """Runs an engine in its own thread. Every method may be called from any thread.
 
     A step that raises ends the requests that were running, with that error; the loop goes on.
+    Whatever ends the thread itself ends all requests with an error first: nobody waits for ever.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._listeners: dict[int, Listener] = {}
+        self._lock = threading.Lock()
         self._closed = False
-        self._fault: AssertionError | None = None
+        self._fault: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
         self._thread.start()
+        _close_at_exit(self)
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Start a request. `listener` is called in the engine's thread, for each of its events;
         the last one has a finish reason. Raises OutpaceError after `close`."""
-        if self._closed:
-            raise OutpaceError("this LLM was closed; make a new one to generate more")
 
         def command() -> None:
             self._listeners[request.seq.seq_id] = listener
             self._engine.add(request)
 
-        self._commands.put(command)
+        # The lock keeps a command from being queued behind the one that stops the thread.
+        with self._lock:
+            if self._closed:
+                raise OutpaceError("this LLM was closed; make a new one to generate more")
+            self._commands.put(command)
 
     def cancel(self, request: Request) -> None:
         """End a request early; nothing happens if it has ended. Its listener gets a last event
@@ -58,23 +65,30 @@ class EngineLoop:
     def close(self) -> None:
         """Cancel what runs and stop the thread. Safe to call twice.
 
-        Raises AssertionError if an integrity check failed at some idle moment: a bug of ours,
-        which did not disturb the requests but must not go unseen.
+        Raises the error of an integrity check that failed at some idle moment: a bug of ours or
+        of a drafter, which did not disturb the requests but must not go unseen.
         """
-        self._closed = True
-        self._commands.put(None)
+        with self._lock:
+            self._closed = True
+            self._commands.put(None)
         self._thread.join()
         if self._fault is not None:
             raise self._fault
 
     def _run(self) -> None:
-        while self._obey_commands():
-            try:
-                events = self._engine.step()
-            except Exception as error:
-                logger.exception("a step failed; the requests that were running end with its error")
-                events = self._engine.fail_all(error)
-            self._dispatch(events)
+        try:
+            while self._obey_commands():
+                self._dispatch(self._step())
+        except BaseException as error:
+            logger.critical("the engine's thread ends", exc_info=error)
+            self._die(error)
+
+    def _step(self) -> list[Event]:
+        try:
+            return self._engine.step()
+        except Exception as error:
+            logger.exception("a step failed; the requests that were running end with its error")
+            return self._engine.fail_all(error)
 
     def _obey_commands(self) -> bool:
         """Carry out waiting commands; without work, wait for one. False when told to stop."""
@@ -95,17 +109,47 @@ class EngineLoop:
     def _check_integrity(self) -> None:
         try:
             self._engine.check_integrity()
-        except AssertionError as fault:
+        except Exception as fault:
             logger.critical("integrity check failed", exc_info=fault)
             self._fault = self._fault or fault
 
+    def _die(self, cause: BaseException) -> None:
+        """End everything with an error: running requests, and those whose commands wait."""
+        with self._lock:
+            self._closed = True
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None:
+                command()
+        error = RuntimeError(f"the engine's thread ended: {cause!r}")
+        error.__cause__ = cause
+        for seq_id in list(self._listeners):
+            self._dispatch([Event(seq_id, (), "", finish_reason="error", error=error)])
+
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
-            listener = self._listeners[event.seq_id]
+            listener = self._listeners.get(event.seq_id)
+            if listener is None:
+                continue
             if event.finish_reason is not None:
                 del self._listeners[event.seq_id]
             try:
                 listener(event)
             except Exception:
-                # A listener whose event loop is gone must not stop the other requests.
-                logger.exception("a listener failed")
+                # Its asyncio loop is gone, say: nobody reads on, and the others must not suffer.
+                logger.warning("a listener failed; its request is dropped", exc_info=True)
+                self._listeners.pop(event.seq_id, None)
+                self._engine.cancel_id(event.seq_id)
+
+
+def _close_at_exit(loop: EngineLoop) -> None:
+    """Stop the thread before the interpreter goes: killed inside a kernel it would abort."""
+    reference = weakref.ref(loop)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None and alive._thread.is_alive():
+            alive._commands.put(None)
+            alive._thread.join()
+
+    atexit.register(close)

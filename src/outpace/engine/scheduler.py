@@ -58,7 +58,7 @@ class Scheduler:
             feed = wanted if wanted == 1 else min(wanted, left)
             if feed <= 0:
                 continue
-            budget = request.draft_budget if feed == wanted else 0
+            budget = min(request.draft_budget, max(left - feed, 0)) if feed == wanted else 0
             batch.requests.append(request)
             batch.max_feed.append(feed)
             batch.draft_budgets.append(budget)

@@ -57,8 +57,7 @@ def parse_speculative_config(
     method = values.pop("method", "draft_model" if "model" in values else None)
     if method is None:
         raise OptionError(
-            f"speculation is configured ({', '.join(sorted(values))}) without a `method` or a "
-            "draft `model`"
+            f"speculation is configured without a `method` or a draft `model`, got {config!r:.80}"
         )
     drafter = drafter_class(method)
     name = method if isinstance(method, str) else drafter.method_name()

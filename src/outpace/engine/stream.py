@@ -58,7 +58,13 @@ class Stream(_Subscription, Iterator[Event]):
     def __next__(self) -> Event:
         if self._ended:
             raise StopIteration
-        return self._checked(self._events.get())
+        event = self._events.get()
+        if event.finish_reason is not None:
+            # Put back for whoever waits in another thread: `close` while this one iterates.
+            self._events.put(event)
+            if self._ended:
+                raise StopIteration
+        return self._checked(event)
 
     def drain(self) -> RequestOutput:
         """Wait for the end and return the output."""
@@ -69,7 +75,10 @@ class Stream(_Subscription, Iterator[Event]):
     def close(self) -> None:
         self._cancel()
         while not self._ended:
-            self._ended = self._events.get().finish_reason is not None
+            event = self._events.get()
+            if event.finish_reason is not None:
+                self._ended = True
+                self._events.put(event)
 
     def __enter__(self) -> Stream:
         return self
@@ -98,16 +107,25 @@ class AsyncStream(_Subscription, AsyncIterator[Event]):
         if self._ended:
             raise StopAsyncIteration
         try:
-            return self._checked(await self._events.get())
+            event = await self._events.get()
         except asyncio.CancelledError:
             self._cancel()
             raise
+        if event.finish_reason is not None:
+            # Put back for whoever waits in another task: `aclose` while this one iterates.
+            self._events.put_nowait(event)
+            if self._ended:
+                raise StopAsyncIteration
+        return self._checked(event)
 
     async def aclose(self) -> None:
         """Cancel the request if it has not ended, and wait until its place is free."""
         self._cancel()
         while not self._ended:
-            self._ended = (await self._events.get()).finish_reason is not None
+            event = await self._events.get()
+            if event.finish_reason is not None:
+                self._ended = True
+                self._events.put_nowait(event)
 
     async def __aenter__(self) -> AsyncStream:
         return self

@@ -107,7 +107,7 @@ class ModelConfig:
                 _refuse(self.name, f"{field} must be a positive whole number, got {value!r}")
         for field in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, field)
-            if not _is_number(value) or not math.isfinite(value) or value <= 0:
+            if not _is_finite(value) or value <= 0:
                 _refuse(self.name, f"{field} must be a positive finite number, got {value!r}")
             object.__setattr__(self, field, float(value))
         for field in ("tie_word_embeddings", "attention_bias", "mlp_bias"):
@@ -241,8 +241,14 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_finite(value: object) -> bool:
+    """Whether it is a number that a float can hold."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _required(values: Mapping[str, Any], field: str, name: str, prefix: str = "") -> Any:
@@ -400,5 +406,6 @@ def _refuse_gguf_features(
         if tensor in tensor_shapes:
             _refuse(name, f"rotary frequencies scaled per channel ({tensor}) are not supported")
     window = values.get("attention.sliding_window")
-    if window and not (_is_integer(window) and window >= (values.get("context_length") or 0)):
+    limit = values.get("context_length")
+    if window and not (_is_integer(window) and _is_integer(limit) and window >= limit):
         _refuse(name, f"{prefix}attention.sliding_window ({window!r}) is not supported")

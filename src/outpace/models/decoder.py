@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,8 @@ class Decoder:
     """A Llama-family model on one device.
 
     `load(name)` returns the tensor of a Hugging Face name; weights are read once, converted to
-    `dtype` and repacked. Mutates only the cache passed to `forward`.
+    `dtype` and repacked. `forward` mutates only the cache passed to it, which must come from
+    `new_cache`: rotation tables reach as far as the largest cache made so far.
     """
 
     def __init__(
@@ -78,11 +80,13 @@ class Decoder:
         self._norm = weight("model.norm.weight")
         tied = config.tie_word_embeddings
         self._head = make_linear(self._embedding if tied else weight("lm_head.weight"))
-        self._cos, self._sin = _rope_tables(config, dtype, self.device)
+        self._growing = threading.Lock()
+        self._cos, self._sin = _rope_tables(config, dtype, self.device, num_positions=0)
 
     def new_cache(self, *, num_rows: int, capacity: int) -> KVCache:
         """A cache of this model's shape, in its dtype."""
         config = self.config
+        self._reach(min(capacity, config.max_position_embeddings))
         return KVCache(
             num_layers=config.num_hidden_layers,
             num_rows=num_rows,
@@ -92,6 +96,15 @@ class Decoder:
             dtype=self.dtype,
             device=self.device,
         )
+
+    def _reach(self, num_positions: int) -> None:
+        """Make the rotation tables that long. A model may claim any number of positions; only
+        those that a cache can hold are worth memory."""
+        # Caches of one model may be made in several threads; the longer tables must stay.
+        with self._growing:
+            if num_positions > len(self._cos):
+                tables = _rope_tables(self.config, self.dtype, self.device, num_positions)
+                self._cos, self._sin = tables
 
     @torch.inference_mode()
     def forward(
@@ -164,16 +177,16 @@ def _load_layer(config: ModelConfig, weight: Callable[[str], Tensor], index: int
 
 
 def _rope_tables(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, num_positions: int
 ) -> tuple[Float[Tensor, "p 1 dim"], Float[Tensor, "p 1 half"]]:
-    """cos (both halves) and sin (one half) of every position's rotation angles.
+    """cos (both halves) and sin (one half) of the first positions' rotation angles.
 
     Kept in float32 even for half-precision models: angles at long positions need the digits.
     """
     table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     inverse_frequency = 1.0 / config.rope_theta**exponent
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    positions = torch.arange(num_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequency)
     cos = angles.cos().repeat(1, 2)[:, None].to(device, table_dtype)
     return cos, angles.sin()[:, None].to(device, table_dtype)

@@ -78,9 +78,12 @@ class ListedModel:
 
 
 def cache_dir() -> Path:
-    """Where fetched models are kept: $OUTPACE_CACHE, else the user's cache directory."""
+    """Where fetched models are kept: $OUTPACE_CACHE, else the user's cache directory.
+
+    Raises ModelError where $OUTPACE_CACHE names the home directory of an unknown user.
+    """
     stated = os.environ.get("OUTPACE_CACHE")
-    return Path(stated).expanduser() if stated else user_cache_path("outpace")
+    return _expanded(stated, "OUTPACE_CACHE") if stated else user_cache_path("outpace")
 
 
 def list_models() -> list[ListedModel]:
@@ -110,7 +113,7 @@ def resolve(name_or_path: str, progress: Progress | None = None) -> Path:
     """
     if name_or_path in ALIASES:
         return cached(name_or_path) or pull(name_or_path, progress=progress)
-    path = Path(name_or_path).expanduser()
+    path = _expanded(name_or_path, "model")
     try:
         if path.is_dir() and name_or_path:
             return path
@@ -187,6 +190,16 @@ def show(name: str, progress: Progress | None = None) -> dict[str, Any]:
         },
         "fingerprint": checkpoint.fingerprint(),
     }
+
+
+def _expanded(given: str, what: str) -> Path:
+    """The path with a leading ~ or ~user replaced; `what` is named in the error."""
+    try:
+        return Path(given).expanduser()
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"{what} {given!r}: no such user's home directory ({error}); give the path in full"
+        ) from None
 
 
 def _release(alias: str) -> Release:

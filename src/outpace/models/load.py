@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from outpace.cache import KVCache
-from outpace.errors import OptionError
+from outpace.errors import ModelError, OptionError
 from outpace.models import hub
 from outpace.models.attention import padded_capacity
 from outpace.models.config import ModelConfig
@@ -77,6 +77,7 @@ def load_model(
     checkpoint = open_checkpoint(path)
     check_tensors(checkpoint)
     tokenizer = checkpoint.tokenizer()
+    _check_tokenizer_size(tokenizer, checkpoint.config)
     decoder = Decoder(
         checkpoint.config,
         checkpoint.load,
@@ -88,13 +89,19 @@ def load_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """A torch device from its name; "auto" takes a GPU where there is one."""
+    """A torch device from its name; "auto" takes a GPU where there is one.
+
+    Raises OptionError for a device that is not there or that cannot compute.
+    """
+    if not isinstance(device, str | torch.device):
+        raise OptionError(f"device must be a name such as 'auto', 'cpu' or 'cuda', got {device!r}")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        # Reading a value back tells a device that computes from one that only keeps shapes.
+        torch.ones(1, device=found).sum().item()
+    except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise OptionError(f"device {device!r} cannot be used here: {reason}") from error
     return found
@@ -104,9 +111,22 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """A torch dtype from its name."""
     if dtype == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
     return DTYPES[dtype]
+
+
+def _check_tokenizer_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Refuse a tokenizer that belongs to another model: rows without a token are never drawn.
+
+    Padding of vocabularies is a few hundred rows; half of all rows is far beyond that.
+    """
+    num_tokens = len(tokenizer.vocab())
+    if 2 * num_tokens < config.vocab_size:
+        raise ModelError(
+            f"{tokenizer.name}: the tokenizer knows {num_tokens} tokens, but the model has "
+            f"{config.vocab_size} vocabulary rows; put the model's own tokenizer beside it"
+        )
 
 
 def has_native_bfloat16(device: torch.device) -> bool:

@@ -37,6 +37,8 @@ class Tokenizer:
     vocab_size: one more than the largest id that has a token; the model may have more rows.
     bos_id: id of the beginning-of-text token, if there is one.
     end_token_ids: ids that end an answer.
+
+    Raises ModelError if there are end ids and the vocabulary has none of them.
     """
 
     def __init__(
@@ -58,6 +60,12 @@ class Tokenizer:
         self.bos_id = bos_id
         self.end_token_ids = frozenset(end_token_ids)
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
+        ends = self.end_token_ids
+        if ends and not any(0 <= token_id < self.vocab_size for token_id in ends):
+            raise ModelError(
+                f"{name}: the end token ids {sorted(ends)} are outside the vocabulary of "
+                f"{self.vocab_size} ids, so that no answer could end; correct eos_token_id"
+            )
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], name: str = "tokenizer") -> Tokenizer:

@@ -45,7 +45,7 @@ _GGUF_LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(\w+)\.(weight|bias)")
 _SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _HARMLESS_EXTRA = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _SAMPLE_BYTES = 256
@@ -361,7 +361,7 @@ def _check_tied_head(checkpoint: Checkpoint) -> None:
 
 
 def _layer_order(name: str) -> tuple[list[int], str]:
-    return [int(digits) for digits in re.findall(r"\d+", name)], name
+    return [int(digits) for digits in re.findall(r"\d{1,9}", name)], name
 
 
 def _listed(names: list[str]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from outpace.sampling import draw, probabilities
+from outpace.sampling import check_finite, draw, probabilities
 from outpace.types import Draft, Scores, Sequence, Verdict
 from outpace.verification.chain import block_verify
 from outpace.verification.coupled import choose, match
@@ -35,7 +35,9 @@ def verify(
     greedy = [i for i in scored if seqs[i].params.is_greedy]
     sampled = [i for i in scored if not seqs[i].params.is_greedy]
     if greedy:
-        best = scores.logits.argmax(dim=-1).tolist()
+        highest, first = scores.logits.max(dim=-1)
+        check_finite(highest)
+        best = first.tolist()
         for i in greedy:
             verdicts[i] = match(drafts[i].token_ids, best[scores.rows[i]])
     if sampled:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outpace.cli.chat import ACCEPTED_COLOUR, banner, styled
+from outpace.cli.chat import ACCEPTED_COLOUR, _read_lines, banner, styled
 from outpace.types import Event
 
 Run = Callable[..., tuple[int, str, str]]
@@ -47,9 +47,36 @@ def test_commands(run_cli: Run, llms: list) -> None:
 
 def test_an_error_leaves_the_conversation_as_it_was(run_cli: Run, llms: list) -> None:
     status, out, err = run_cli("chat", stdin=f"{'x' * 500}\nhello\n")
-    assert (status, out) == (0, "you said: hello\n")
+    assert (status, out) == (1, "you said: hello\n")
     assert err == "error: the prompt is too long; give a shorter one\n"
     assert llms[0].requests[1][0] == [{"role": "user", "content": "hello"}]
+
+
+def test_a_failed_message_counts_even_before_quit(run_cli: Run, llms: list) -> None:
+    assert run_cli("chat", stdin=f"{'x' * 500}\n/quit\n")[0] == 1
+
+
+def test_input_that_is_not_utf8(run_cli: Run, llms: list) -> None:
+    status, out, err = run_cli("chat", stdin=b"hello\n\xff\xfe\nagain\n")
+    assert (status, out) == (1, "you said: hello\n")
+    assert err.startswith("error: standard input is not valid UTF-8")
+    assert err.count("\n") == 1
+    assert llms[0].closed
+
+
+def test_a_line_that_is_not_utf8_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    inputs = iter([b"one", b"\xff", b"two"])
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", lambda prompt: next(inputs).decode())
+    lines = _read_lines()
+    assert (next(lines), next(lines)) == ("one", "two")
+    assert "error: the line is not valid UTF-8" in capsys.readouterr().err
 
 
 def test_ctrl_c_stops_the_answer_not_the_program(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import outpace
-from outpace.cli.main import COMMANDS
+from outpace.cli.main import COMMANDS, main
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -79,6 +81,28 @@ def test_broken_pipe_is_quiet() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("args", [["generate", "-"], ["chat"]])
+def test_closed_standard_input(args: list[str], llms: list, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.startswith("error: standard input is closed")
+    assert llms == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("args", [["models", "list"], ["models", "list", "--json"], ["--help"]])
+def test_a_full_disk_is_one_line(args: list[str]) -> None:
+    code = f"from outpace.cli.main import main; main({args!r})"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"error: {os.strerror(errno.ENOSPC)}\n".encode()
 
 
 def test_a_narrow_terminal_shows_a_substitute(tmp_path: Path) -> None:

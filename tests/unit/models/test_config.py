@@ -231,12 +231,15 @@ REFUSED_GGUF: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.head_count": "4"}, r"llama.attention.head_count must be a positive"),
     ({"llama.attention.head_count_kv": [2, 2]}, r"num_key_value_heads must be a positive"),
     ({"llama.attention.layer_norm_rms_epsilon": math.nan}, r"rms_norm_eps must be"),
+    ({"llama.rope.freq_base": 10**400}, r"rope_theta must be a positive finite number"),
     ({"llama.rope.scaling.type": "yarn"}, r"rope scaling 'yarn'"),
     ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, r"'linear' by 4.0"),
     ({"llama.rope.scaling.factor": 4.0}, r"rope scaling 'linear' by 4.0"),
     ({"llama.rope.dimension_count": 8}, r"llama.rope.dimension_count \(8\) must equal"),
     ({"llama.attention.value_length": 32}, r"llama.attention.value_length \(32\) must equal"),
     ({"llama.attention.sliding_window": 64}, r"sliding_window \(64\)"),
+    ({"llama.attention.sliding_window": 64, "llama.context_length": "8"}, r"sliding_window \(64\)"),
+    ({"llama.context_length": "8"}, r"max_position_embeddings must be a positive"),
     ({"llama.expert_count": 8}, r"llama.expert_count = 8"),
     ({"llama.attention.scale": 0.5}, r"llama.attention.scale = 0.5"),
     ({"llama.ssm.state_size": 16}, r"ssm.\* announces recurrent"),
@@ -254,6 +257,13 @@ def test_gguf_refusals_by_tensor() -> None:
         from_gguf(rope_freqs__weight=(8,))
     with pytest.raises(ModelError, match=r"token_embd.weight must be a matrix"):
         ModelConfig.from_gguf(GGUF, {})
+
+
+@pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), math.inf, math.nan, 0, True, "1"])
+def test_numbers_that_no_float_holds_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ModelError, match=f"{field} must be a positive finite number"):
+        from_hf(**{field: value})
 
 
 def test_a_configuration_cannot_be_made_wrong() -> None:

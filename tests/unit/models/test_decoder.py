@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import new_runner, new_sequence, random_weights, tiny_config, tiny_model, tiny_tokenizer
+from tiny import (
+    fresh_logits,
+    new_runner,
+    new_sequence,
+    random_weights,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outpace.models import hub
@@ -228,6 +236,26 @@ class TestShapes:
         seq = new_sequence([1, 2])
         runner.open(seq)
         assert not runner.extend([seq]).logits.any()
+
+    def test_a_model_that_claims_any_number_of_positions_takes_no_memory_for_them(self):
+        model = tiny_model(max_len=2**31 - 1)
+        tokens = [5, 6, 7, 8, 9]
+        assert len(model.decoder._cos) == 0
+        expected = fresh_logits(tiny_model(max_len=64), tokens)
+        assert torch.equal(fresh_logits(model, tokens), expected)
+        assert 0 < len(model.decoder._cos) <= 256
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_growing_rotation_tables_keep_every_bit(self, dtype):
+        model, whole = (tiny_model(dtype=dtype, max_len=600, head_dim=16) for _ in range(2))
+        whole.decoder.new_cache(num_rows=1, capacity=600)
+        lengths = []
+        for capacity in (1, 7, 250, 64, 513, 4096):
+            model.decoder.new_cache(num_rows=1, capacity=capacity)
+            lengths.append(len(model.decoder._cos))
+            assert torch.equal(model.decoder._cos, whole.decoder._cos[: lengths[-1]])
+            assert torch.equal(model.decoder._sin, whole.decoder._sin[: lengths[-1]])
+        assert lengths == [1, 7, 250, 250, 513, 600]
 
     def test_loading_reports_every_layer(self):
         from outpace.models.decoder import Decoder

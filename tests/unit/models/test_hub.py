@@ -387,6 +387,14 @@ def test_names_that_are_no_model(given: str, reason: str) -> None:
         hub.resolve(given)
 
 
+def test_a_home_directory_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="model '~no-such-user/x': no such user's home"):
+        hub.resolve("~no-such-user/x")
+    monkeypatch.setenv("OUTPACE_CACHE", "~no-such-user/x")
+    with pytest.raises(ModelError, match="OUTPACE_CACHE '~no-such-user/x': no such user's home"):
+        hub.list_models()
+
+
 def test_files_that_are_no_model(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ModelError, match=r"notes.txt is a file but not a .gguf file; give a GGUF"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_files import write_gguf
+from model_files import write_gguf, write_hf
 from tiny import tiny_model
 
 from outpace.errors import ModelError, OptionError
@@ -35,6 +35,11 @@ class TestDtype:
         for known in ("auto", *DTYPES):
             assert known in message
 
+    @pytest.mark.parametrize("value", [None, [], {}, 32, torch.float32])
+    def test_what_is_no_name_is_refused(self, value):
+        with pytest.raises(OptionError, match="dtype must be auto"):
+            resolve_dtype(value, CPU)
+
     @pytest.mark.parametrize(("native", "wanted"), [(True, "bfloat16"), (False, "float32")])
     def test_auto_takes_bfloat16_where_it_is_native(self, monkeypatch, native, wanted):
         monkeypatch.setattr(load, "has_native_bfloat16", lambda device: native)
@@ -64,6 +69,15 @@ class TestDevice:
             resolve_device(name)
         assert repr(name) in str(caught.value)
         assert "\n" not in str(caught.value)
+
+    def test_a_device_that_cannot_compute_is_refused(self):
+        with pytest.raises(OptionError, match="'meta' cannot be used here"):
+            resolve_device("meta")
+
+    @pytest.mark.parametrize("value", [None, [], 0, b"cpu"])
+    def test_what_is_no_name_is_refused(self, value):
+        with pytest.raises(OptionError, match="device must be a name such as"):
+            resolve_device(value)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
     def test_a_device_that_is_not_there_is_refused(self):
@@ -99,6 +113,16 @@ class TestLoadModel:
     def test_a_path_that_is_not_there(self, tmp_path):
         with pytest.raises(ModelError, match=r"absent\.gguf"):
             load_model(tmp_path / "absent.gguf", dtype="float32", device="cpu")
+
+    @pytest.mark.parametrize("num_rows", [526, 527])
+    def test_a_tokenizer_of_another_model(self, tmp_path, num_rows):
+        """It knows 263 tokens: half of the rows is enough, less is not."""
+        path = write_hf(tmp_path, config={"vocab_size": num_rows})
+        if num_rows == 526:
+            assert load_model(path, dtype="float32", device="cpu").decoder.num_logits == 263
+            return
+        with pytest.raises(ModelError, match="knows 263 tokens, but the model has 527"):
+            load_model(path, dtype="float32", device="cpu")
 
 
 class TestCacheSize:

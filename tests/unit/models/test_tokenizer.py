@@ -325,6 +325,20 @@ def test_end_tokens_of_a_directory(tmp_path: Path) -> None:
         Tokenizer.from_directory(tmp_path)
 
 
+def test_end_tokens_that_can_never_be_drawn(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"eos_token_id": [0, 9999]}')
+    assert Tokenizer.from_directory(tmp_path).end_token_ids == {0, 9999}
+    (tmp_path / "tokenizer_config.json").unlink()
+    for stated in ("[9999, 263]", "-1"):
+        file.write_text(f'{{"eos_token_id": {stated}}}')
+        with pytest.raises(ModelError, match="outside the vocabulary of 263 ids"):
+            Tokenizer.from_directory(tmp_path)
+    with pytest.raises(ModelError, match=r"end token ids \[263\] are outside"):
+        from_gguf(eos_token_id=263)  # a row that only pads the vocabulary
+
+
 def test_where_a_directory_keeps_its_template(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     config = tmp_path / "tokenizer_config.json"

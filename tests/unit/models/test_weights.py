@@ -20,7 +20,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from outpace.errors import ModelError
 from outpace.models import hub
 from outpace.models.config import ModelConfig
-from outpace.models.weights import check_tensors, expected_shapes, num_parameters, open_checkpoint
+from outpace.models.weights import (
+    _hf_name,
+    check_tensors,
+    expected_shapes,
+    num_parameters,
+    open_checkpoint,
+)
 
 TINY = ModelConfig.from_hf(CONFIG)
 
@@ -163,6 +169,20 @@ def test_more_layers_than_any_file_holds(tmp_path: Path) -> None:
 def test_gguf_tensors_that_do_not_belong(tmp_path: Path) -> None:
     norm = {"blk.0.attn_q_norm.weight": np.zeros(16, np.float32)}
     assert "blk.0.attn_q_norm.weight" in refusal(write_gguf(tmp_path / "a.gguf", extra=norm))
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "00", "1_0", "\u0661"], ids=lambda text: text[:3])
+def test_layer_numbers_of_gguf_tensors_are_plain_and_short(number: str) -> None:
+    stored = f"blk.{number}.attn_q.weight"
+    assert _hf_name(stored) == stored
+    assert _hf_name("blk.10.attn_q.weight") == "model.layers.10.self_attn.q_proj.weight"
+
+
+def test_a_tensor_with_an_endless_number_is_refused_by_name(tmp_path: Path) -> None:
+    name = "blk." + "9" * 5000 + ".attn_q.weight"
+    config, weights = tiny()
+    write_hf(tmp_path, config=config, weights=weights | {name: torch.zeros(1)})
+    assert "does not use: blk.999" in refusal(tmp_path)
 
 
 def test_directories_that_are_not_models(tmp_path: Path) -> None:
