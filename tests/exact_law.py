@@ -105,7 +105,7 @@ def _random_row(rng: random.Random, width: int) -> np.ndarray:
 class Rule:
     """A rule: where its coins change the decision, and the decision."""
 
-    thresholds: Callable[[np.ndarray, Draft], list]
+    thresholds: Callable[[np.ndarray, " Draft"], list]
     decide: Callable[[np.ndarray, Draft, list], Decision]
 
 
@@ -144,7 +144,7 @@ def rule_emission(rule: Rule, p: np.ndarray, draft: Draft) -> Iterator[tuple[Fra
                 yield volume * weight / total, (*accepted, token)
 
 
-Emission = Callable[[np.ndarray, Draft], Iterable[tuple[Fraction, Tokens]]]
+Emission = Callable[[np.ndarray, " Draft"], Iterable[tuple[Fraction, Tokens]]]
 
 
 def emission_law(

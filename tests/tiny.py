@@ -168,7 +168,7 @@ def new_sequence(tokens: List[int], seq_id: int = 0, **params: Any) -> Sequence:
     return Sequence(seq_id, list(tokens), len(tokens), SamplingParams(**params))
 
 
-def fresh_logits(model: LoadedModel, tokens: List[int]) -> Float[Tensor, vocab]:
+def fresh_logits(model: LoadedModel, tokens: List[int]) -> Float[Tensor, " vocab"]:
     """Logits after `tokens`, from one pass over an empty cache: what every other way of
     computing them must agree with."""
     runner = new_runner(model, num_tokens=len(tokens))

@@ -46,7 +46,7 @@ class Ratio:
     num_prompts: int
 
 
-def geometric_mean(ratios: Float[np.ndarray, n], seed: int) -> Ratio:
+def geometric_mean(ratios: Float[np.ndarray, " n"], seed: int) -> Ratio:
     """Of positive ratios, one per prompt, resampled with replacement (percentile bootstrap)."""
     logs = np.log(ratios)
     low = high = None

@@ -141,7 +141,7 @@ class KVCache:
     def write(
         self,
         layer: int,
-        slots: Int[Tensor, n],
+        slots: Int[Tensor, " n"],
         k: Float[Tensor, "n kv_heads head_dim"],
         v: Float[Tensor, "n kv_heads head_dim"],
     ) -> None:

@@ -162,7 +162,7 @@ def _outside(
 # Processors that look at a row's own history (penalties, bias, bad words, a grammar) belong
 # before the rows are grouped, in `probabilities`: there each row still has a history of its own,
 # the committed tokens plus the draft tokens before it.
-_STEPS: tuple[Callable[[np.ndarray, SamplingParams], None], ...] = (
+_STEPS: tuple[Callable[[np.ndarray, " SamplingParams"], None], ...] = (
     _temperature,
     _min_p,
     _top_k,

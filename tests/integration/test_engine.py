@@ -240,7 +240,7 @@ def test_up_to_the_last_position_of_the_context(answers: Any) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 512])
 def test_prompts_fed_in_chunks(chunk: int, answers: Any, monkeypatch: Any) -> None:
-    from outpace.engine import llm as module
+    from outpace.engine import setup as module
 
     engine = module.Engine
     monkeypatch.setattr(

@@ -10,24 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from outpace.drafters.base import DraftingContext, check_whole_number
-from outpace.engine.engine import Engine
 from outpace.engine.fold import OutputFold
 from outpace.engine.inputs import Message, Prompt, to_conversations, to_prompts, to_token_ids
 from outpace.engine.loop import EngineLoop
-from outpace.engine.memory import SHARE_OF_FREE_MEMORY, available_bytes, plan_rows
 from outpace.engine.metrics import EngineMetrics
 from outpace.engine.request import Request
+from outpace.engine.setup import EngineOptions, set_up
 from outpace.engine.speculative_config import parse_speculative_config
 from outpace.engine.stream import AsyncStream, Stream
 from outpace.errors import ContextLengthError, OptionError
-from outpace.models.load import LoadedModel, load_model
-from outpace.runner import Runner
+from outpace.models.load import LoadedModel
+from outpace.models.threads import in_own_thread
 from outpace.types import RequestOutput, SamplingParams, Sequence, refuse_unknown
-
-DEFAULT_MAX_MODEL_LEN = 8192
 
 
 class LLM:
@@ -69,7 +63,14 @@ class LLM:
         known = [name for name in signature(LLM).parameters if name != "unsupported"]
         refuse_unknown("LLM option", unsupported, known)
         _refuse_what_we_do_not_do(tensor_parallel_size, trust_remote_code)
-        check_whole_number("max_num_seqs", max_num_seqs, low=1)
+        options = EngineOptions(
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_cache_bytes=kv_cache_bytes,
+            progress=progress,
+        )
         speculation = parse_speculative_config(
             speculative_config,
             speculative_model=speculative_model,
@@ -78,38 +79,9 @@ class LLM:
         self.method = speculation.method
         self._num_speculative_tokens = speculation.options.num_speculative_tokens
 
-        def load(name: Any) -> LoadedModel:
-            if isinstance(name, LoadedModel):
-                if dtype not in ("auto", name.dtype):
-                    raise OptionError(f"dtype={dtype!r}, but {name.name} is loaded in {name.dtype}")
-                return name
-            return load_model(name, dtype=dtype, device=device, download_progress=progress)
-
-        self._target = load(model)
-        self.max_model_len = _context_length(self._target, max_model_len)
-        if kv_cache_bytes is None:
-            free = available_bytes(self._target.decoder.device)
-            kv_cache_bytes = int(free * SHARE_OF_FREE_MEMORY)
-        num_rows = plan_rows(
-            self._target,
-            max_num_seqs=max_num_seqs,
-            max_model_len=self.max_model_len,
-            kv_cache_bytes=kv_cache_bytes,
-        )
-        cache = self._target.new_cache(num_rows=num_rows, num_tokens=self.max_model_len)
-        rng = np.random.default_rng()
-        context = DraftingContext(
-            target=self._target,
-            max_num_seqs=num_rows,
-            max_model_len=self.max_model_len,
-            rng=rng,
-            load_model=load,
-            kv_cache_bytes=kv_cache_bytes - cache.num_bytes,
-        )
-        drafter = speculation.drafter(speculation.options, context)
-        self._engine = Engine(
-            Runner(self._target.decoder, cache), drafter, self._target.tokenizer, rng=rng
-        )
+        setup = in_own_thread(lambda: set_up(model, speculation, options))
+        self._engine, self._target = setup.engine, setup.target
+        self.max_model_len = setup.max_model_len
         self._loop = EngineLoop(self._engine)
         self._ids = itertools.count()
 
@@ -259,15 +231,3 @@ def _refuse_what_we_do_not_do(tensor_parallel_size: int, trust_remote_code: bool
             "trust_remote_code=True: models run by this engine's own code only, code shipped "
             "with a checkpoint is never executed; leave it out"
         )
-
-
-def _context_length(target: LoadedModel, asked: int | None) -> int:
-    limit = target.config.max_position_embeddings
-    if asked is None:
-        return min(limit, DEFAULT_MAX_MODEL_LEN)
-    check_whole_number("max_model_len", asked, low=2)
-    if asked > limit:
-        raise OptionError(
-            f"max_model_len={asked} is beyond what {target.name} was made for ({limit} positions)"
-        )
-    return asked

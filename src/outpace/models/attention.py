@@ -53,8 +53,8 @@ class _Group:
     num_queries: int
     num_keys: int
     mask: Tensor
-    pad: Int[Tensor, rq] | None
-    unpad: Int[Tensor, n] | None
+    pad: Int[Tensor, " rq"] | None
+    unpad: Int[Tensor, " n"] | None
 
 
 def padded_capacity(num_tokens: int) -> int:

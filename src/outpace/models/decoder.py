@@ -24,10 +24,10 @@ class Batch:
     token_ids, positions, slots: [N]; logit_rows: [R] indices into N whose logits are wanted.
     """
 
-    token_ids: Int[Tensor, n]
-    positions: Int[Tensor, n]
-    slots: Int[Tensor, n]
-    logit_rows: Int[Tensor, r]
+    token_ids: Int[Tensor, " n"]
+    positions: Int[Tensor, " n"]
+    slots: Int[Tensor, " n"]
+    logit_rows: Int[Tensor, " r"]
     segments: Sequence[Segment]
 
 
@@ -35,10 +35,10 @@ class Batch:
 class _Layer:
     """Weights of one layer; q/k/v and gate/up are fused into one product each."""
 
-    input_norm: Float[Tensor, hidden]
+    input_norm: Float[Tensor, " hidden"]
     qkv: Linear
     o: Linear
-    post_attention_norm: Float[Tensor, hidden]
+    post_attention_norm: Float[Tensor, " hidden"]
     gate_up: Linear
     down: Linear
 
@@ -134,9 +134,9 @@ class Decoder:
         layer: _Layer,
         index: int,
         x: Float[Tensor, "n hidden"],
-        rope: tuple[Tensor, Tensor],
+        rope: tuple[Tensor, " Tensor"],
         plan: AttentionPlan,
-        slots: Int[Tensor, n],
+        slots: Int[Tensor, " n"],
         cache: KVCache,
     ) -> Float[Tensor, "n hidden"]:
         config = self.config
@@ -152,7 +152,7 @@ class Decoder:
         return layer.down(F.silu(gate).mul_(up), residual=x)
 
     def _rms_norm(
-        self, x: Float[Tensor, "n hidden"], weight: Float[Tensor, hidden]
+        self, x: Float[Tensor, "n hidden"], weight: Float[Tensor, " hidden"]
     ) -> Float[Tensor, "n hidden"]:
         return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 

@@ -36,7 +36,7 @@ class Linear(Protocol):
 class PlainLinear:
     """`F.linear`, for devices and dtypes without prepacked kernels."""
 
-    def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, o] | None) -> None:
+    def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None) -> None:
         self._weight = weight
         self._bias = bias
 
@@ -50,7 +50,7 @@ class PlainLinear:
 class PrepackedLinear:
     """oneDNN on weights in its own blocked layout; the residual is added inside the kernel."""
 
-    def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, o] | None) -> None:
+    def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(
             weight.contiguous(), EXPECTED_ROWS[weight.dtype]
         )
@@ -77,7 +77,7 @@ class PrepackedLinear:
         return cast(Tensor, kernel.binary(x, residual, self._weight, self._bias, "add"))
 
 
-def make_linear(weight: Float[Tensor, "o i"], bias: Float[Tensor, o] | None = None) -> Linear:
+def make_linear(weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None = None) -> Linear:
     """The fastest Linear for the weight's device and dtype."""
     mkldnn = torch.ops.mkldnn
     packable = (

@@ -14,6 +14,7 @@ from outpace.models import hub
 from outpace.models.attention import padded_capacity
 from outpace.models.config import ModelConfig
 from outpace.models.decoder import Decoder
+from outpace.models.threads import in_own_thread
 from outpace.models.tokenizer import Tokenizer
 from outpace.models.weights import check_tensors, open_checkpoint
 
@@ -78,12 +79,14 @@ def load_model(
     check_tensors(checkpoint)
     tokenizer = checkpoint.tokenizer()
     _check_tokenizer_size(tokenizer, checkpoint.config)
-    decoder = Decoder(
-        checkpoint.config,
-        checkpoint.load,
-        dtype=torch_dtype,
-        device=torch_device,
-        num_logits=min(tokenizer.vocab_size, checkpoint.config.vocab_size),
+    decoder = in_own_thread(
+        lambda: Decoder(
+            checkpoint.config,
+            checkpoint.load,
+            dtype=torch_dtype,
+            device=torch_device,
+            num_logits=min(tokenizer.vocab_size, checkpoint.config.vocab_size),
+        )
     )
     return LoadedModel(decoder, tokenizer, str(name_or_path), checkpoint.fingerprint())
 

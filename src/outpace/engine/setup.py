@@ -1,0 +1,98 @@
+"""From options to an engine: load the models, plan the memory, build the drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from outpace.drafters.base import DraftingContext, check_whole_number
+from outpace.engine.engine import Engine
+from outpace.engine.memory import SHARE_OF_FREE_MEMORY, available_bytes, plan_rows
+from outpace.engine.speculative_config import SpeculativeConfig
+from outpace.errors import OptionError
+from outpace.models.load import LoadedModel, load_model
+from outpace.runner import Runner
+
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What `LLM` was asked for, besides the model and the drafter; see there."""
+
+    dtype: str
+    device: str
+    max_model_len: int | None
+    max_num_seqs: int
+    kv_cache_bytes: int | None
+    progress: Callable[[int, int], None] | None
+
+    def __post_init__(self) -> None:
+        check_whole_number("max_num_seqs", self.max_num_seqs, low=1)
+        if self.max_model_len is not None:
+            check_whole_number("max_model_len", self.max_model_len, low=2)
+        if self.kv_cache_bytes is not None:
+            check_whole_number("kv_cache_bytes", self.kv_cache_bytes, low=1)
+
+    def load(self, model: str | Path | LoadedModel) -> LoadedModel:
+        """Load a model with these options; one that is loaded already must agree with them."""
+        if not isinstance(model, LoadedModel):
+            return load_model(
+                model, dtype=self.dtype, device=self.device, download_progress=self.progress
+            )
+        if self.dtype not in ("auto", model.dtype):
+            raise OptionError(f"dtype={self.dtype!r}, but {model.name} is loaded in {model.dtype}")
+        return model
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """An engine with what its callers need to know of it."""
+
+    engine: Engine
+    target: LoadedModel
+    max_model_len: int
+
+
+def set_up(
+    model: str | Path | LoadedModel, speculation: SpeculativeConfig, options: EngineOptions
+) -> Setup:
+    """Build the engine. Raises OptionError or ModelError if something cannot be honoured."""
+    target = options.load(model)
+    max_model_len = _context_length(target, options.max_model_len)
+    kv_cache_bytes = options.kv_cache_bytes
+    if kv_cache_bytes is None:
+        kv_cache_bytes = int(available_bytes(target.decoder.device) * SHARE_OF_FREE_MEMORY)
+    num_rows = plan_rows(
+        target,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=max_model_len,
+        kv_cache_bytes=kv_cache_bytes,
+    )
+    cache = target.new_cache(num_rows=num_rows, num_tokens=max_model_len)
+    rng = np.random.default_rng()
+    context = DraftingContext(
+        target=target,
+        max_num_seqs=num_rows,
+        max_model_len=max_model_len,
+        rng=rng,
+        load_model=options.load,
+        kv_cache_bytes=kv_cache_bytes - cache.num_bytes,
+    )
+    drafter = speculation.drafter(speculation.options, context)
+    engine = Engine(Runner(target.decoder, cache), drafter, target.tokenizer, rng=rng)
+    return Setup(engine, target, max_model_len)
+
+
+def _context_length(target: LoadedModel, asked: int | None) -> int:
+    limit = target.config.max_position_embeddings
+    if asked is None:
+        return min(limit, DEFAULT_MAX_MODEL_LEN)
+    if asked > limit:
+        raise OptionError(
+            f"max_model_len={asked} is beyond what {target.name} was made for ({limit} positions)"
+        )
+    return asked
