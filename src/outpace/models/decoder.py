@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.cache import KVCache
 from outpace.models.attention import AttentionPlan, Segment
 from outpace.models.config import ModelConfig
-from outpace.models.linear import Linear, make_linear
+from outpace.models.linear import Linear, make_linear, min_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
+        self._min_rows = min_rows(dtype, self.device)
         self.num_logits = config.vocab_size if num_logits is None else num_logits
 
         def weight(name: str) -> Tensor:
@@ -119,12 +120,16 @@ class Decoder:
         plan = AttentionPlan(batch.segments, self.config.num_attention_heads, cache, self.dtype)
         rope = (self._cos[batch.positions], self._sin[batch.positions])
         x = F.embedding(batch.token_ids, self._embedding)
-        hidden = {0: x} if 0 in capture else {}
+        num_tokens = x.shape[0]
+        if num_tokens < self._min_rows:
+            # Doubled once here, a lone token need not be doubled by every product.
+            x = x.repeat(self._min_rows, 1)
+        hidden = {0: x[:num_tokens]} if 0 in capture else {}
         for index, layer in enumerate(self._layers):
             x = self._attention(layer, index, x, rope, plan, batch.slots, cache)
             x = self._mlp(layer, x)
             if index + 1 in capture:
-                hidden[index + 1] = x
+                hidden[index + 1] = x[:num_tokens]
         x = self._rms_norm(x.index_select(0, batch.logit_rows), self._norm)
         logits = self._head(x)[:, : self.num_logits]
         return logits.to(torch.float64 if self.dtype == torch.float64 else torch.float32), hidden
@@ -136,7 +141,7 @@ class Decoder:
         x: Float[Tensor, "n hidden"],
         rope: tuple[Tensor, " Tensor"],
         plan: AttentionPlan,
-        slots: Int[Tensor, " n"],
+        slots: Int[Tensor, " tokens"],
         cache: KVCache,
     ) -> Float[Tensor, "n hidden"]:
         config = self.config
@@ -144,8 +149,12 @@ class Decoder:
         qkv = layer.qkv(self._rms_norm(x, layer.input_norm))
         qkv = qkv.view(x.shape[0], num_q + 2 * num_kv, config.head_dim)
         qk = _rotate(qkv[:, : num_q + num_kv], *rope)
-        cache.write(index, slots, qk[:, num_q:], qkv[:, num_q + num_kv :])
-        return layer.o(plan(index, qk[:, :num_q]), residual=x)
+        num_rows, num_tokens = x.shape[0], slots.shape[0]
+        cache.write(index, slots, qk[:num_tokens, num_q:], qkv[:num_tokens, num_q + num_kv :])
+        attended = plan(index, qk[:num_tokens, :num_q])
+        if num_rows > num_tokens:
+            attended = attended.repeat(num_rows, 1)
+        return layer.o(attended, residual=x)
 
     def _mlp(self, layer: _Layer, x: Float[Tensor, "n hidden"]) -> Float[Tensor, "n hidden"]:
         gate, up = layer.gate_up(self._rms_norm(x, layer.post_attention_norm)).chunk(2, dim=-1)
@@ -193,7 +202,7 @@ def _rope_tables(
 
 
 def _rotate(
-    x: Float[Tensor, "n heads dim"], cos: Float[Tensor, "n 1 dim"], sin: Float[Tensor, "n 1 half"]
+    x: Float[Tensor, "n heads dim"], cos: Float[Tensor, "#n 1 dim"], sin: Float[Tensor, "#n 1 half"]
 ) -> Float[Tensor, "n heads dim"]:
     """Rotate pairs (x_i, x_{i + dim/2}) by their angles (RoFormer, half-split layout)."""
     half = x.shape[-1] // 2

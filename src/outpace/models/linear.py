@@ -18,8 +18,6 @@ from torch import Tensor
 # one price, and with them a row's bits do not depend on how many rows stand beside it: both were
 # found by measuring (docs/performance.md).
 EXPECTED_ROWS = {torch.float32: 8, torch.bfloat16: 1}
-# A single row would take a matrix-vector kernel, which sums in another order.
-MIN_ROWS = 2
 # Beyond this many rows oneDNN changes its bfloat16 blocking.
 MAX_ROWS = {torch.float32: 1 << 30, torch.bfloat16: 128}
 
@@ -47,6 +45,17 @@ class PlainLinear:
         return y if residual is None else y + residual
 
 
+def min_rows(dtype: torch.dtype, device: torch.device) -> int:
+    """The fewest rows that take the kernel for several rows.
+
+    A single row takes a matrix-vector kernel, which sums in another order, except in bfloat16 on
+    processors with tiles (AMX).
+    """
+    if device.type != "cpu" or dtype not in EXPECTED_ROWS:
+        return 1
+    return 1 if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else 2
+
+
 class PrepackedLinear:
     """oneDNN on weights in its own blocked layout; the residual is added inside the kernel."""
 
@@ -55,15 +64,16 @@ class PrepackedLinear:
             weight.contiguous(), EXPECTED_ROWS[weight.dtype]
         )
         self._bias = bias
+        self._min_rows = min_rows(weight.dtype, weight.device)
         self._max_rows = MAX_ROWS[weight.dtype]
 
     def __call__(
         self, x: Float[Tensor, "n i"], residual: Float[Tensor, "n o"] | None = None
     ) -> Float[Tensor, "n o"]:
         n = x.shape[0]
-        if n < MIN_ROWS:
-            x = x.repeat(MIN_ROWS, 1)
-            residual = None if residual is None else residual.repeat(MIN_ROWS, 1)
+        if n < self._min_rows:
+            x = x.repeat(self._min_rows, 1)
+            residual = None if residual is None else residual.repeat(self._min_rows, 1)
             return self._product(x, residual)[:n]
         if n > self._max_rows:
             parts = [slice(i, i + self._max_rows) for i in range(0, n, self._max_rows)]
