@@ -155,12 +155,6 @@ class KVCache:
         assert 0 <= length <= len(token_ids), f"rollback to {length} of {len(token_ids)}"
         del token_ids[length:]
 
-    def forget(self) -> None:
-        """Drop what closed rows hold, so that no later request starts from it."""
-        for row in self._rows:
-            if not row.is_open:
-                row.token_ids.clear()
-
     def check_integrity(self, open_rows: Sequence[int]) -> None:
         """Raise AssertionError unless exactly `open_rows` are open and all lengths are sane."""
         actual = [i for i, row in enumerate(self._rows) if row.is_open]

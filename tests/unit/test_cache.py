@@ -122,16 +122,6 @@ class TestOpen:
         assert torch.equal(cache.v[:, row, :3], before[1])
         assert list(cache.token_ids(row)) == [3, 5, 7]
 
-    def test_forget_drops_closed_rows_only(self):
-        cache = make_cache(num_rows=2)
-        kept, _ = cache.open([1, 2])
-        fill(cache, kept, [1, 2])
-        dropped = use_once(cache, [4, 5, 6])
-        cache.forget()
-        assert cache.length(kept) == 2
-        assert cache.length(dropped) == 0
-        assert cache.open([4, 5, 6, 7]) == (dropped, 0)
-
 
 class TestRollback:
     def test_hundred_rollbacks_move_and_allocate_nothing(self):

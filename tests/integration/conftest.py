@@ -1,0 +1,16 @@
+"""Fixtures of the engine's tests."""
+
+from __future__ import annotations
+
+import pytest
+from engine_cases import TARGET, run
+
+from outpace import LLM, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[tuple[int, ...], list[int]]:
+    """Plain greedy continuations, by prompt."""
+    with LLM(TARGET, max_num_seqs=1) as llm:
+        params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+        return {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in run(llm, params)}
