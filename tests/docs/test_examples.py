@@ -151,17 +151,23 @@ def test_the_entry_point_makes_it_a_method(tmp_path: Path) -> None:
         f"print(make_options({name!r}, {{'min_count': 2}}))\n"
         "main(['generate', '--help'])\n"
     )
+    shown = run_program(program, tmp_path)
+    assert "ToyOptions(num_speculative_tokens=4, min_count=2)" in shown
+    assert "--min-count" in shown
+    assert "How often a pair must have occurred" in " ".join(shown.split())
+
+
+def run_program(program: str, path: Path) -> str:
+    """What a program prints in a new interpreter that also imports from `path`."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         encoding="utf-8",
         check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": str(path)},
     )
     assert done.returncode == 0, done.stderr
-    assert "ToyOptions(num_speculative_tokens=4, min_count=2)" in done.stdout
-    assert "--min-count" in done.stdout
-    assert "How often a pair must have occurred" in " ".join(done.stdout.split())
+    return done.stdout
 
 
 def without_main(source: str) -> str:
@@ -187,15 +193,8 @@ def test_the_example_may_stand_among_the_drafters(tmp_path: Path) -> None:
         "except SystemExit:\n"
         "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--min-count" in done.stdout
+    shown = run_program(program, tmp_path)
+    assert "--min-count" in shown
 
 
 @pytest.mark.model

@@ -6,7 +6,6 @@ import atexit
 import logging
 import queue
 import threading
-import weakref
 from collections.abc import Callable
 
 from outpace.engine.engine import Engine
@@ -35,7 +34,8 @@ class EngineLoop:
         self._fault: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
         self._thread.start()
-        _close_at_exit(self)
+        # Killed inside a kernel, as the interpreter leaves, the thread would abort the process.
+        atexit.register(self._stop)
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Start a request. `listener` is called in the engine's thread, for each of its events;
@@ -68,12 +68,16 @@ class EngineLoop:
         Raises the error of an integrity check that failed at some idle moment: a bug of ours or
         of a drafter, which did not disturb the requests but must not go unseen.
         """
+        atexit.unregister(self._stop)
+        self._stop()
+        if self._fault is not None:
+            raise self._fault
+
+    def _stop(self) -> None:
         with self._lock:
             self._closed = True
             self._commands.put(None)
         self._thread.join()
-        if self._fault is not None:
-            raise self._fault
 
     def _run(self) -> None:
         try:
@@ -140,16 +144,3 @@ class EngineLoop:
                 logger.warning("a listener failed; its request is dropped", exc_info=True)
                 self._listeners.pop(event.seq_id, None)
                 self._engine.cancel_id(event.seq_id)
-
-
-def _close_at_exit(loop: EngineLoop) -> None:
-    """Stop the thread before the interpreter goes: killed inside a kernel it would abort."""
-    reference = weakref.ref(loop)
-
-    def close() -> None:
-        alive = reference()
-        if alive is not None and alive._thread.is_alive():
-            alive._commands.put(None)
-            alive._thread.join()
-
-    atexit.register(close)

@@ -54,10 +54,11 @@ def parse_speculative_config(
             raise OptionError("model 'ngram' contradicts the method given")
         del values["model"]
         values["method"] = "ngram"
+    given = dict(values)
     method = values.pop("method", "draft_model" if "model" in values else None)
     if method is None:
         raise OptionError(
-            f"speculation is configured without a `method` or a draft `model`, got {config!r:.80}"
+            f"speculation is configured without a `method` or a draft `model`, got {given!r:.80}"
         )
     drafter = drafter_class(method)
     name = method if isinstance(method, str) else drafter.method_name()
