@@ -1,4 +1,4 @@
-"""Checks that hold for every test: annotated shapes are enforced, two threads, no deadlines."""
+"""What holds for every test: annotated shapes are enforced, few threads, no deadlines."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ install_import_hook(
         "outpace.sampling",
         "outpace.verification",
         "outpace.cache",
+        "outpace.models.attention",
         "outpace.models.decoder",
+        "outpace.models.layer",
         "outpace.models.linear",
+        "outpace.models.norm",
+        "outpace.models.rotation",
         "outpace.runner",
     ],
     "beartype.beartype",
@@ -30,7 +34,13 @@ install_import_hook(
 
 settings.register_profile("outpace", deadline=None)
 settings.load_profile("outpace")
-torch.set_num_threads(2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Two threads for real models, one for tiny ones: a team of threads gains nothing there, and
+    where cores are taken its members wait for one another."""
+    torch.set_num_threads(2 if item.get_closest_marker("model") else 1)
 
 
 @contextmanager

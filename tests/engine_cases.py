@@ -32,3 +32,26 @@ def speculating(propose: Any, k: int = 4, **options: Any) -> LLM:
 
 def expected(answers: dict[tuple[int, ...], list[int]], count: int = 60) -> list[list[int]]:
     return [answers[tuple(ids)][:count] for ids in PROMPTS]
+
+
+def count_fed_tokens(monkeypatch: Any) -> list[int]:
+    """The number of tokens fed to the target in each pass from now on; grows as passes are made."""
+    sizes: list[int] = []
+    forward = TARGET.decoder.forward
+
+    def counting(batch: Any, *args: Any) -> Any:
+        sizes.append(len(batch.token_ids))
+        return forward(batch, *args)
+
+    monkeypatch.setattr(TARGET.decoder, "forward", counting)
+    return sizes
+
+
+def feed_in_chunks(chunk: int, monkeypatch: Any) -> None:
+    """Engines made from now on feed at most this many tokens a step."""
+    from outpace.engine import setup as module
+
+    engine = module.Engine
+    monkeypatch.setattr(
+        module, "Engine", lambda *a, **kw: engine(*a, max_num_batched_tokens=chunk, **kw)
+    )

@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from outpace.models.config import ModelConfig
-from outpace.models.weights import expected_shapes
+from outpace.models.hf.config import config_from_hf
+from outpace.models.tensors import expected_shapes
+from outpace.models.tokenizer import Tokenizer
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -92,7 +94,7 @@ def write_hf(
     values = CONFIG | (config or {})
     (path / "config.json").write_text(json.dumps(values))
     if weights is None:
-        weights = random_weights(ModelConfig.from_hf(values))
+        weights = random_weights(config_from_hf(values))
     if num_shards == 1:
         save_file(weights, path / "model.safetensors")
     else:
@@ -132,14 +134,14 @@ def write_gguf(
     metadata: replaces values by key (None leaves a key out).
     """
     if weights is None:
-        weights = random_weights(ModelConfig.from_hf(CONFIG))
+        weights = random_weights(config_from_hf(CONFIG))
     writer = gguf.GGUFWriter(path, arch="llama")
     for key, value in (_model_metadata() | (metadata or {})).items():
-        _add(writer, key, value)
+        add_value(writer, key, value)
     if with_tokenizer:
         for key, value in tokenizer_metadata().items():
             if key not in (metadata or {}):
-                _add(writer, key, value)
+                add_value(writer, key, value)
     for name, tensor in weights.items():
         stored = _stored_tensor(name, tensor)
         if tensor.ndim == 1:
@@ -172,6 +174,11 @@ def tokenizer_metadata(**changes: Any) -> dict[str, Any]:
     return {"tokenizer.chat_template": TEMPLATE} | named
 
 
+def tokenizer_from_gguf(**changes: Any) -> Tokenizer:
+    """The tokenizer of `tokenizer_metadata(**changes)`, called "tiny" in messages."""
+    return Tokenizer.from_gguf(tokenizer_metadata(**changes), "tiny")
+
+
 def _model_metadata() -> dict[str, Any]:
     return {
         "llama.block_count": CONFIG["num_hidden_layers"],
@@ -186,7 +193,8 @@ def _model_metadata() -> dict[str, Any]:
     }
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """One metadata entry, of the type that converters give such values; none for None."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -7,6 +7,7 @@ that tests may demand equality of tokens instead of closeness of logits.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from typing import Any
 
@@ -16,14 +17,18 @@ from jaxtyping import Float
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
+from outpace.cache import KVCache
+from outpace.models.attention import Segment
 from outpace.models.chat import ChatTemplate
-from outpace.models.config import ModelConfig
-from outpace.models.decoder import Decoder
+from outpace.models.config import LayerKind, ModelConfig, Rope
+from outpace.models.decoder import Batch, Decoder
 from outpace.models.load import DTYPES, LoadedModel
+from outpace.models.rope import default_frequencies
+from outpace.models.tensors import expected_shapes
 from outpace.models.tokenizer import Tokenizer
-from outpace.models.weights import expected_shapes
+from outpace.params import SamplingParams
 from outpace.runner import Runner
-from outpace.types import SamplingParams, Sequence
+from outpace.types import Sequence
 
 END_ID, BEGIN_ID = 0, 1
 END_TOKEN, BEGIN_TOKEN = "<|end|>", "<|begin|>"
@@ -71,6 +76,19 @@ def _byte_spelling() -> dict[int, str]:
     }
 
 
+def layer_kind(
+    *,
+    theta: float | None = 10000.0,
+    rotary_dim: int = 8,
+    window: int | None = None,
+    attention_factor: float = 1.0,
+) -> LayerKind:
+    """How a layer sees positions: rotary ones of base theta (None: none), and its window."""
+    if theta is None:
+        return LayerKind(None, window)
+    return LayerKind(Rope(default_frequencies(theta, rotary_dim), attention_factor), window)
+
+
 def tiny_config(
     *,
     vocab_size: int = 96,
@@ -81,22 +99,23 @@ def tiny_config(
     head_dim: int = 8,
     **changes: Any,
 ) -> ModelConfig:
-    """The shape of a tiny model; `changes` are further fields of ModelConfig."""
+    """The shape of a tiny model; `changes` are further fields of ModelConfig.
+
+    `layers` among them (see `layer_kind`) takes the place of `num_layers`.
+    """
     values: dict[str, Any] = {
         "architecture": "llama",
         "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
+        "layers": (layer_kind(rotary_dim=head_dim),) * num_layers,
+        "norm_eps": 1e-5,
+        "attention_scale": head_dim**-0.5,
         "max_position_embeddings": max_len,
         "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
         "name": "tiny",
     }
     return ModelConfig(**(values | changes))
@@ -114,7 +133,7 @@ def random_weights(
     for name, shape in expected_shapes(config).items():
         value = torch.randn(shape, generator=generator, dtype=torch.float64)
         if name.endswith("norm.weight"):
-            value = 1.0 + 0.1 * value
+            value = 1.0 - config.norm_offset + 0.1 * value
         elif name.endswith(".bias"):
             value = 0.1 * value
         elif name == "lm_head.weight":
@@ -161,6 +180,39 @@ def new_runner(model: LoadedModel, *, num_rows: int = 1, num_tokens: int | None 
     """A runner with a cache of its own."""
     length = model.config.max_position_embeddings if num_tokens is None else num_tokens
     return Runner(model.decoder, model.new_cache(num_rows=num_rows, num_tokens=length))
+
+
+def feed(
+    decoder: Decoder,
+    cache: KVCache,
+    tokens: Mapping[int, List[int]],
+    parents: Mapping[int, List[int]] | None = None,
+    capture: List[int] = (),
+) -> tuple[dict[int, Float[Tensor, "n vocab"]], dict[int, Float[Tensor, "n hidden"]]]:
+    """One pass over `tokens` of each open cache row: logits after every token, by row, and the
+    captured states of all of them.
+
+    parents: of the rows whose tokens are trees (see `Segment`).
+    """
+    segments, slots = [], []
+    for row in sorted(tokens):
+        start = cache.length(row)
+        slots += cache.append(row, tokens[row])
+        tree = parents.get(row) if parents else None
+        segments.append(
+            Segment(row, start, len(tokens[row]), None if tree is None else tuple(tree))
+        )
+    token_ids = [token for row in sorted(tokens) for token in tokens[row]]
+    batch = Batch(
+        token_ids=torch.tensor(token_ids),
+        positions=torch.tensor([p for segment in segments for p in segment.positions()]),
+        slots=torch.tensor(slots),
+        logit_rows=torch.arange(len(token_ids)),
+        segments=segments,
+    )
+    logits, hidden = decoder.forward(batch, cache, capture)
+    counts = [segment.num_tokens for segment in segments]
+    return dict(zip(sorted(tokens), logits.split(counts), strict=True)), hidden
 
 
 def new_sequence(tokens: List[int], seq_id: int = 0, **params: Any) -> Sequence:

@@ -21,7 +21,7 @@ import torch
 
 from harness.methods import Stopwatch, Timing
 from outpace import SamplingParams
-from outpace.models import hub
+from outpace.models.hub import names
 from outpace.models.load import LoadedModel
 
 LOOKUP_CANDIDATES = (2, 4, 8)
@@ -153,7 +153,7 @@ def _load(name: str, dtype: str, device: str) -> Any:
     transformers: Any = import_module("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    path = hub.resolve(name)
+    path = names.resolve(name)
     source: dict[str, Any] = {"pretrained_model_name_or_path": path}
     if path.is_file():
         source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}

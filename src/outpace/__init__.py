@@ -8,13 +8,13 @@ __all__ = ["LLM", "Drafter", "SamplingParams", "__version__", "speculative_step"
 if TYPE_CHECKING:
     from outpace.drafters.base import Drafter
     from outpace.engine.llm import LLM
+    from outpace.params import SamplingParams
     from outpace.speculative import speculative_step
-    from outpace.types import SamplingParams
 
 _HOMES = {
     "LLM": "outpace.engine.llm",
     "Drafter": "outpace.drafters.base",
-    "SamplingParams": "outpace.types",
+    "SamplingParams": "outpace.params",
     "speculative_step": "outpace.speculative",
 }
 

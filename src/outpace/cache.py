@@ -55,36 +55,18 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
-class KVCache:
-    """Keys and values of `num_rows` sequences over `num_layers` layers.
+class CacheRows:
+    """Which sequence lives in which row, and the ids that were fed to it. Holds no tensors.
 
-    k, v: [layers, rows, capacity, kv_heads, head_dim], allocated once; their addresses never
-    change. A closed row keeps its content until it is opened again, so a request whose prompt
-    starts with what a closed row holds (a chat's next turn) starts from there.
+    A closed row keeps its content until it is opened again, so a request whose prompt starts with
+    what a closed row holds (a chat's next turn) starts from there. Subclasses keep what a model
+    computed for each slot.
     """
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_rows: int,
-        capacity: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        shape = (num_layers, num_rows, capacity, num_kv_heads, head_dim)
-        # Attention reads padded key ranges and masks them; a masked NaN would still poison the
-        # sum, so slots never written must be finite.
-        self.k = _zeros(shape, dtype, torch.device(device))
-        self.v = _zeros(shape, dtype, torch.device(device))
+    def __init__(self, *, num_rows: int, capacity: int) -> None:
         self.capacity = capacity
         self._rows = [_Row() for _ in range(num_rows)]
         self._clock = 0
-        # Flat views [layers][rows * capacity, kv_heads, head_dim]: one index per fed token.
-        self._k_slots = self.k.flatten(1, 2).unbind(0)
-        self._v_slots = self.v.flatten(1, 2).unbind(0)
 
     @property
     def num_rows(self) -> int:
@@ -96,7 +78,8 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        return 2 * self.k.numel() * self.k.element_size()
+        """Memory that the rows take, or may grow to, in bytes."""
+        return 0
 
     def open(self, token_ids: Sequence[int] = ()) -> tuple[int, int]:
         """Take a free row for a sequence starting with `token_ids`.
@@ -138,19 +121,8 @@ class KVCache:
         first = row * self.capacity + start
         return range(first, first + len(token_ids))
 
-    def write(
-        self,
-        layer: int,
-        slots: Int[Tensor, " n"],
-        k: Float[Tensor, "n kv_heads head_dim"],
-        v: Float[Tensor, "n kv_heads head_dim"],
-    ) -> None:
-        """Store keys and values of claimed slots."""
-        self._k_slots[layer].index_copy_(0, slots, k)
-        self._v_slots[layer].index_copy_(0, slots, v)
-
     def rollback(self, row: int, length: int) -> None:
-        """Forget everything past the first `length` tokens of `row`. Moves no data."""
+        """Forget everything past the first `length` tokens of `row`."""
         token_ids = self._rows[row].token_ids
         assert 0 <= length <= len(token_ids), f"rollback to {length} of {len(token_ids)}"
         del token_ids[length:]
@@ -161,3 +133,60 @@ class KVCache:
         assert actual == sorted(open_rows), f"open rows {actual}, expected {sorted(open_rows)}"
         for index, row in enumerate(self._rows):
             assert len(row.token_ids) <= self.capacity, f"row {index} is longer than its capacity"
+
+
+class KVCache(CacheRows):
+    """Keys and values of `num_rows` sequences over `num_layers` layers.
+
+    k, v: [layers, rows, capacity, kv_heads, head_dim], allocated once; their addresses never
+    change. Rollback moves no data.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_rows: int,
+        capacity: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(num_rows=num_rows, capacity=capacity)
+        shape = (num_layers, num_rows, capacity, num_kv_heads, head_dim)
+        # Attention reads padded key ranges and masks them; a masked NaN would still poison the
+        # sum, so slots never written must be finite.
+        self.k = _zeros(shape, dtype, torch.device(device))
+        self.v = _zeros(shape, dtype, torch.device(device))
+        # Flat views [layers][rows * capacity, kv_heads, head_dim]: one index per fed token.
+        self._k_slots = self.k.flatten(1, 2).unbind(0)
+        self._v_slots = self.v.flatten(1, 2).unbind(0)
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self.k.numel() * self.k.element_size()
+
+    def fork(self, row: int, length: int | None = None) -> int:
+        """Open another row with a copy of the first `length` tokens of `row` (None: all), their
+        keys and values included; returns it. The two rows are independent from then on.
+
+        What a free row holds of them already is not copied again.
+        """
+        token_ids = self._rows[row].token_ids[:length]
+        copy, reused = self.open([*token_ids, -1])  # open() leaves the last one to be fed
+        self.append(copy, token_ids[reused:])
+        for slots in (self.k, self.v):
+            slots[:, copy, reused : len(token_ids)] = slots[:, row, reused : len(token_ids)]
+        return copy
+
+    def write(
+        self,
+        layer: int,
+        slots: Int[Tensor, " n"],
+        k: Float[Tensor, "n kv_heads head_dim"],
+        v: Float[Tensor, "n kv_heads head_dim"],
+    ) -> None:
+        """Store keys and values of claimed slots."""
+        self._k_slots[layer].index_copy_(0, slots, k)
+        self._v_slots[layer].index_copy_(0, slots, v)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from outpace.cache import KVCache, common_prefix_len
+from outpace.cache import CacheRows, KVCache, common_prefix_len
 from outpace.models.attention import Segment
-from outpace.models.decoder import Batch, Decoder
+from outpace.models.base import CausalModel
+from outpace.models.decoder import Batch
 from outpace.types import Draft, Scores, Sequence
 
 NO_DRAFT = Draft()
@@ -31,7 +32,7 @@ class Runner:
     Mutates only its own cache. Target and draft model each have one.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache) -> None:
+    def __init__(self, model: CausalModel, cache: CacheRows) -> None:
         self.model = model
         self.cache = cache
         self._placements: dict[int, _Placement] = {}
@@ -39,13 +40,31 @@ class Runner:
     @property
     def max_len(self) -> int:
         """Most tokens a sequence may have fed here."""
-        return min(self.cache.capacity, self.model.config.max_position_embeddings)
+        return min(self.cache.capacity, self.model.max_len)
 
-    def open(self, seq: Sequence) -> int:
-        """Give `seq` a cache row; returns how many of its tokens the row already holds."""
-        row, reused = self.cache.open(seq.tokens)
+    def open(self, seq: Sequence, *, reuse: bool = True) -> int:
+        """Give `seq` a cache row; returns how many of its tokens the row already holds.
+
+        reuse=False: none, so that every token is fed and can be scored.
+        """
+        row, reused = self.cache.open(seq.tokens if reuse else ())
         self._placements[seq.seq_id] = _Placement(row, reused)
         return reused
+
+    def fork(self, source: Sequence, seq: Sequence) -> int:
+        """Give `seq` a cache row that holds whatever is cached of its longest common prefix with
+        `source`, less the last token of `seq`; returns how many tokens that is.
+
+        For several answers to one prompt: it is fed once. A source without a row, or a cache that
+        cannot copy rows, makes this `open`.
+        """
+        placement = self._placements.get(source.seq_id)
+        if placement is None or not isinstance(self.cache, KVCache):
+            return self.open(seq)
+        shared = common_prefix_len(self.cache.token_ids(placement.row), seq.tokens[:-1])
+        row = self.cache.fork(placement.row, shared)
+        self._placements[seq.seq_id] = _Placement(row, shared)
+        return shared
 
     def is_open(self, seq: Sequence) -> bool:
         return seq.seq_id in self._placements
@@ -60,6 +79,7 @@ class Runner:
         *,
         max_feed: List[int] | None = None,
         last_only: bool = False,
+        score_prompt: List[bool] = (),
         capture: List[int] = (),
     ) -> Scores:
         """Feed every sequence's uncached tokens, then its draft tokens, in one pass.
@@ -68,6 +88,8 @@ class Runner:
         mid-prefill: its draft is not fed and it gets no logits.
         last_only: logits only after the last token fed, instead of after the last committed
         token and each draft token.
+        score_prompt: for which sequences to return logits after every token fed, beside the
+        others: `Scores.prompt_rows`.
         A draft id outside the vocabulary is fed as token 0: its probability is 0, so it is
         rejected and what follows it is never looked at.
         """
@@ -85,13 +107,14 @@ class Runner:
             vocab = self.model.num_logits
             feeds.append(pending + [t if 0 <= t < vocab else 0 for t in draft.token_ids[beyond:]])
             wanted.append(1 if last_only else 1 + len(draft))
-        return self._forward(seqs, feeds, wanted, capture)
+        return self._forward(seqs, feeds, wanted, score_prompt or [False] * len(seqs), capture)
 
     def _forward(
         self,
         seqs: List[Sequence],
         feeds: list[list[int]],
         wanted: list[int],
+        score_prompt: List[bool],
         capture: List[int],
     ) -> Scores:
         rows = [self._placements[seq.seq_id].row for seq in seqs]
@@ -102,6 +125,7 @@ class Runner:
         logit_rows: list[int] = []
         segments: list[Segment] = []
         score_rows = [slice(0)] * len(seqs)
+        prompt_rows = [slice(0)] * len(seqs)
         fed = [slice(0)] * len(seqs)
         for i in order:
             start = self.cache.length(rows[i])
@@ -110,8 +134,12 @@ class Runner:
             token_ids.extend(feeds[i])
             positions.extend(range(start, start + len(feeds[i])))
             segments.append(Segment(rows[i], start, len(feeds[i])))
-            score_rows[i] = slice(len(logit_rows), len(logit_rows) + wanted[i])
-            logit_rows.extend(range(fed[i].stop - wanted[i], fed[i].stop))
+            num_logits = len(feeds[i]) if score_prompt[i] else wanted[i]
+            logit_rows.extend(range(fed[i].stop - num_logits, fed[i].stop))
+            end = len(logit_rows)
+            score_rows[i] = slice(end - wanted[i], end)
+            if score_prompt[i]:
+                prompt_rows[i] = slice(end - num_logits, end)
         batch = Batch(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
@@ -126,7 +154,7 @@ class Runner:
             for segment in segments:
                 self.cache.rollback(segment.row, segment.start)
             raise
-        return Scores(logits=logits, rows=score_rows, fed=fed, hidden=hidden)
+        return Scores(logits, score_rows, fed, hidden, prompt_rows)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.model.device)

@@ -1,140 +1,17 @@
-"""The values that travel between the rooms. No behaviour beyond checking and trimming themselves.
-
-Importing this module is cheap on purpose (no torch, no numpy): the command line reads
-`SamplingParams` from it.
-"""
+"""The values that travel between the rooms. They trim and add up themselves."""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-from outpace.errors import OptionError
+from outpace.params import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How the next token is drawn, and when to stop. Names and meaning follow vLLM and OpenAI.
-
-    Every parameter is applied exactly at every drafted position, or refused here.
-
-    temperature: divides the logits; 0 means greedy.
-    top_k: keep the k most probable tokens; 0 or -1 keeps all.
-    top_p: keep the smallest set of most probable tokens whose mass reaches top_p.
-    min_p: drop tokens less probable than min_p times the most probable one.
-    seed: same seed, same text, whatever the drafter, draft length or batch (None: independent).
-    max_tokens: most output tokens; None goes on to the end of the context.
-    stop: strings that end the output; the text ends before the first one to be completed.
-    stop_token_ids: ids that end the output, besides the model's own end tokens.
-    ignore_eos: go on past the model's own end tokens.
-    logprobs: report this many most probable tokens beside the chosen one (0: the chosen only).
-        Values are log-softmax of the target's raw logits, before temperature.
-    include_stop_str_in_output: keep the stop string that ended the output in the text.
-    skip_special_tokens: leave special tokens (end of text, turn markers) out of the text; their
-        ids stay in token_ids.
-
-    Raises OptionError for values out of range.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    stop: str | tuple[str, ...] | list[str] = ()
-    stop_token_ids: tuple[int, ...] | list[int] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-
-    def __new__(cls, *_: object, **values: object) -> SamplingParams:
-        # Before the generated __init__, whose TypeError would not say what is known.
-        refuse_unknown("sampling parameter", values, [f.name for f in fields(cls)])
-        return object.__new__(cls)
-
-    def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
-        object.__setattr__(self, "stop", stop)
-        stop_token_ids = _as_tuple("stop_token_ids", self.stop_token_ids)
-        object.__setattr__(self, "stop_token_ids", stop_token_ids)
-        _check_number("temperature", self.temperature, 0.0, math.inf)
-        _check_integer("top_k", self.top_k, -1)
-        _check_number("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 0)
-        if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, 0)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                raise OptionError(f"stop must hold non-empty strings, got {text!r}")
-        for token_id in stop_token_ids:
-            _check_integer("stop_token_ids", token_id, 0)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Build from a mapping; an unknown key is an error that names the known ones."""
-        if not isinstance(values, Mapping):
-            raise OptionError(f"sampling parameters must be a mapping, got {values!r:.80}")
-        refuse_unknown("sampling parameter", values, [f.name for f in fields(cls)])
-        return cls(**values)
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
-
-
-def refuse_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise OptionError if `given` holds names that are not `known`."""
-    unknown = sorted(str(name) for name in set(given) - set(known))
-    if unknown:
-        raise OptionError(
-            f"{kind} {', '.join(unknown)} is not supported; supported: {', '.join(known)}"
-        )
-
-
-def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
-    if values is None:
-        return ()
-    if not isinstance(values, list | tuple):
-        raise OptionError(f"{name} must be a list, got {values!r:.80}")
-    return tuple(values)
-
-
-def _check_number(
-    name: str, value: object, low: float, high: float, low_open: bool = False
-) -> None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        inside = (low < value if low_open else low <= value) and value <= high
-        # Compared first: an int too large for a float cannot be asked whether it is finite.
-        if inside and value <= sys.float_info.max:
-            return
-    bracket = "(" if low_open else "["
-    upper = "infinity)" if high == math.inf else f"{high:g}]"
-    raise OptionError(f"{name} must be a number in {bracket}{low:g}, {upper}, got {value!r}")
-
-
-def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if is_whole and low <= value and (high is None or value <= high):  # type: ignore[operator]
-        return
-    limit = f"of at least {low}" if high is None else f"from {low} to {high}"
-    raise OptionError(f"{name} must be a whole number {limit}, got {value!r}")
 
 
 class Status(Enum):
@@ -149,6 +26,10 @@ class Sequence:
 
     Between steps no cache holds more than `tokens[:-1]`: the newest token is always still to
     be fed, because feeding it is what yields the next distribution.
+
+    choice: index of the answer among the n to one prompt; part of a seeded request's noise.
+    end_token_ids: the model's own end tokens, whether or not the request stops at them.
+    bad_words_ids: `params.bad_words` as sequences of token ids, none of which may be completed.
     """
 
     seq_id: int
@@ -156,6 +37,8 @@ class Sequence:
     num_prompt: int
     params: SamplingParams
     end_token_ids: frozenset[int] = frozenset()
+    choice: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
     status: Status = Status.WAITING
 
     @property
@@ -188,22 +71,34 @@ class Draft:
     def q_at(self, position: int) -> np.ndarray | None:
         return None if self.q is None else self.q[position]
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether every q is one-hot."""
+        return self.q is None or all(row is None for row in self.q)
+
+    def shortened(self, length: int) -> Draft:
+        """The same draft cut to its first `length` tokens."""
+        q = None if self.q is None else self.q[:length]
+        return Draft(self.token_ids[:length], q, self.origin)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one step decided for one sequence.
 
-    token_ids: the output of the step: the accepted draft tokens, then (unless trimmed away by
-        a stop rule) one token of the target's own, recovered or bonus.
+    token_ids: the output of the step: the accepted draft tokens, then one token of the target's
+        own, recovered or bonus, unless a stop rule trimmed it away or no token may come there.
     num_accepted: how many of them are accepted draft tokens.
+    error: why the request cannot go on, if it cannot; there are no tokens then.
     """
 
     token_ids: tuple[int, ...] = ()
     num_accepted: int = 0
+    error: Exception | None = None
 
     def trimmed(self, length: int) -> Verdict:
         """The same verdict cut to its first `length` tokens."""
-        return Verdict(self.token_ids[:length], min(self.num_accepted, length))
+        return Verdict(self.token_ids[:length], min(self.num_accepted, length), self.error)
 
 
 @dataclass(slots=True)
@@ -217,12 +112,15 @@ class Scores:
     hidden: for each captured layer, the residual stream after it for every *fed* token, [N, H].
         Valid until the next pass.
     fed: for each sequence its slice of the N fed tokens.
+    prompt_rows: for each sequence whose prompt is scored the slice of `logits` with one row after
+        each fed token, the last of which are those of `rows`; empty for the others.
     """
 
     logits: torch.Tensor
     rows: list[slice]
     fed: list[slice]
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    prompt_rows: list[slice] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +181,16 @@ class SpeculationStats:
         reached = verdict.num_accepted + (0 if was_cut else 1)
         _count_positions(self.reached_per_position, min(reached, num_drafted))
 
+    def add(self, other: SpeculationStats) -> None:
+        """Add the counts of another request."""
+        for count in fields(self):
+            mine, more = getattr(self, count.name), getattr(other, count.name)
+            if isinstance(mine, list):
+                pairs = zip_longest(mine, more, fillvalue=0)
+                setattr(self, count.name, [a + b for a, b in pairs])
+            else:
+                setattr(self, count.name, mine + more)
+
 
 def _count_positions(counts: list[int], length: int) -> None:
     counts.extend([0] * (length - len(counts)))
@@ -296,7 +204,8 @@ class Event:
 
     text: the new text (may be empty while a character or a possible stop string is incomplete);
     the joined texts of all events are the answer. origins: per token, the drafter whose token
-    was accepted, or "" for the target's own.
+    was accepted, or "" for the target's own. index: which of the request's n answers; its last
+    event has a finish reason.
     """
 
     seq_id: int
@@ -306,6 +215,7 @@ class Event:
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     finish_reason: str | None = None
     error: BaseException | None = None
+    index: int = 0
 
 
 @dataclass(slots=True)
@@ -322,7 +232,12 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of one request in seconds, and how many prompt tokens were reused from a cache."""
+    """Times of one request in seconds, and how many prompt tokens were reused from a cache.
+
+    Of several answers: queued_s until the first was admitted, ttft_s until the first token of any,
+    total_s until the last had ended. num_cached_tokens: what earlier requests had left in the
+    cache; not what the answers to one prompt share among themselves.
+    """
 
     queued_s: float = 0.0
     ttft_s: float = 0.0
@@ -332,7 +247,12 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One request with its answers, in vLLM's shape, plus speculation statistics."""
+    """One request with its answers, in vLLM's shape, plus speculation statistics.
+
+    outputs: the n answers by index. stats: summed over them. prompt_logprobs: one entry per prompt
+    token, if asked for: None for the first, whose probability nothing tells, then as in
+    `CompletionOutput.logprobs`.
+    """
 
     request_id: str
     prompt: str | None
@@ -341,3 +261,4 @@ class RequestOutput:
     finished: bool
     stats: SpeculationStats
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

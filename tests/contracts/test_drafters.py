@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
+from laws import SMALL, SMALL_DRAFT, SMALL_VOCAB, chi_square_p, pair_counts, pair_law
 from scripted import sampled, scripted
-from tiny import fresh_logits, tiny_model
+from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
 from outpace.drafters import available_methods, drafter_class, make_options
 from outpace.drafters.base import DraftingContext
 from outpace.engine.engine import Engine
 from outpace.models.load import LoadedModel
-from outpace.sampling import probabilities
 from outpace.types import Sequence
 
 TARGET = tiny_model(seed=1)
@@ -32,12 +31,7 @@ PROMPTS = [
     [11, 12, 13, 11, 12, 13, 11],
 ]
 CONFIGS: dict[str, dict[str, Any]] = {"draft_model": {"model": tiny_model(seed=2, num_layers=1)}}
-# Small enough for every two-token outcome to be seen often.
-SMALL_VOCAB = 8
-SMALL = tiny_model(vocab_size=SMALL_VOCAB, seed=3, scale=0.5)
-SMALL_CONFIGS: dict[str, dict[str, Any]] = {
-    "draft_model": {"model": tiny_model(vocab_size=SMALL_VOCAB, seed=4, num_layers=1, scale=0.5)}
-}
+SMALL_CONFIGS: dict[str, dict[str, Any]] = {"draft_model": {"model": SMALL_DRAFT}}
 
 methods = pytest.mark.parametrize("method", available_methods())
 
@@ -145,38 +139,6 @@ def test_sequences_are_not_changed_and_nothing_is_kept(method: str) -> None:
         drafter.release(seq)
         drafter.release(seq)
     drafter.check_integrity()
-
-
-def pair_counts(llm: LLM, params: SamplingParams, num_requests: int) -> np.ndarray:
-    """How often each pair of first two output tokens came, [V, V]."""
-    counts = np.zeros((SMALL_VOCAB, SMALL_VOCAB), dtype=int)
-    prompt = {"prompt_token_ids": [2, 3, 4, 2, 3, 4, 2, 3]}
-    for result in llm.generate([prompt] * num_requests, params):
-        first, second = result.outputs[0].token_ids[:2]
-        counts[first, second] += 1
-    return counts
-
-
-def pair_law(params: SamplingParams) -> np.ndarray:
-    """The target's law of the first two output tokens, [V, V]."""
-    prompt = [2, 3, 4, 2, 3, 4, 2, 3]
-
-    def law(tokens: list[int]) -> np.ndarray:
-        return probabilities(fresh_logits(SMALL, tokens)[None], [params])[0].numpy()
-
-    return np.stack([p * law([*prompt, token]) for token, p in enumerate(law(prompt))])
-
-
-def chi_square_p(counts: np.ndarray, law: np.ndarray) -> float:
-    possible = law > 0
-    assert not counts[~possible].any(), "a token came that the parameters forbid"
-    expected = law[possible] / law[possible].sum() * counts.sum()
-    observed = counts[possible].astype(float)
-    rare = expected < 5
-    if rare.any():
-        observed = np.append(observed[~rare], observed[rare].sum())
-        expected = np.append(expected[~rare], expected[rare].sum())
-    return float(chisquare(observed, expected).pvalue)
 
 
 SAMPLING = [

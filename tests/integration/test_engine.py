@@ -9,7 +9,19 @@ import random
 from typing import Any
 
 import pytest
-from engine_cases import GREEDY, PROMPT, PROMPTS, TARGET, VOCAB, expected, ids_of, run, speculating
+from engine_cases import (
+    GREEDY,
+    PROMPT,
+    PROMPTS,
+    TARGET,
+    VOCAB,
+    count_fed_tokens,
+    expected,
+    feed_in_chunks,
+    ids_of,
+    run,
+    speculating,
+)
 from scripted import always_wrong, oracle, random_tokens, right_for
 from tiny import tiny_model
 
@@ -202,12 +214,7 @@ def test_up_to_the_last_position_of_the_context(answers: Any) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 512])
 def test_prompts_fed_in_chunks(chunk: int, answers: Any, monkeypatch: Any) -> None:
-    from outpace.engine import setup as module
-
-    engine = module.Engine
-    monkeypatch.setattr(
-        module, "Engine", lambda *a, **kw: engine(*a, max_num_batched_tokens=chunk, **kw)
-    )
+    feed_in_chunks(chunk, monkeypatch)
     with speculating(oracle(answers), 4) as llm:
         assert ids_of(run(llm)) == expected(answers)
 
@@ -228,20 +235,10 @@ def test_the_next_turn_reuses_the_cache(answers: Any) -> None:
             assert ids_of(run(fresh, params, [[*history, 12, 13]])) == ids_of([second])
 
 
-def test_a_step_never_exceeds_its_token_budget(answers: Any) -> None:
-    sizes: list[int] = []
-    forward = TARGET.decoder.forward
-
-    def counting(batch: Any, *args: Any) -> Any:
-        sizes.append(len(batch.token_ids))
-        return forward(batch, *args)
-
-    TARGET.decoder.forward = counting  # type: ignore[method-assign]
-    try:
-        with speculating(oracle(answers), 10_000) as llm:
-            outputs = run(llm, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
-    finally:
-        del TARGET.decoder.forward
+def test_a_step_never_exceeds_its_token_budget(answers: Any, monkeypatch: Any) -> None:
+    sizes = count_fed_tokens(monkeypatch)
+    with speculating(oracle(answers), 10_000) as llm:
+        outputs = run(llm, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
     assert ids_of(outputs) == expected(answers, 256)
     assert max(sizes) <= 512
 

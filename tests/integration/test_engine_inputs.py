@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from engine_cases import GREEDY, TARGET, VOCAB
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
-from outpace.errors import ContextLengthError, OptionError
+from outpace.errors import ContextLengthError, ModelError, OptionError
 
 
 @pytest.mark.parametrize("given", ["hello", ["hi"], {"role": "user", "content": "x"}, 5, None])
@@ -34,8 +35,11 @@ def test_generate_takes_prompts_only(given: Any) -> None:
         {"stop_token_ids": 5},
         {"temperature": 10**400},
         {"top_p": 10**400},
-        {"n": 2},
-        {"presence_penalty": 0.5},
+        {"n": 0},
+        {"n": 2.0},
+        {"presence_penalty": 2.5},
+        {"min_tokens": 17},
+        {"best_of": 2},
     ],
 )
 def test_sampling_parameters_are_applied_or_refused(values: dict[str, Any]) -> None:
@@ -43,6 +47,43 @@ def test_sampling_parameters_are_applied_or_refused(values: dict[str, Any]) -> N
         SamplingParams(**values)
     with pytest.raises(OptionError):
         SamplingParams.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias holds token id {VOCAB}.*vocabulary of {VOCAB}"),
+        ({"allowed_token_ids": [1, 500]}, "allowed_token_ids holds token id 500"),
+        ({"stop_token_ids": [VOCAB]}, f"stop_token_ids holds token id {VOCAB}"),
+        ({"logprobs": VOCAB + 1}, "logprobs must be at most"),
+        ({"bad_words": ["a", "¿"]}, "bad_words holds '¿'"),
+        ({"allowed_token_ids": [0], "min_tokens": 1}, "no token could be generated"),
+    ],
+)
+def test_parameters_that_this_model_cannot_honour(values: dict[str, Any], message: str) -> None:
+    with LLM(TARGET) as llm, pytest.raises(OptionError, match=message):
+        llm.generate("abc", SamplingParams(**values))
+
+
+def test_without_parameters_the_models_own_are_used(caplog: Any) -> None:
+    stored = {"do_sample": True, "temperature": 0.5, "top_k": 7, "no_repeat_ngram_size": 2}
+    advised = replace(TARGET, generation_config=stored)
+    with LLM(advised) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=7)
+        assert llm.get_default_sampling_params().max_tokens == 16
+    assert caplog.text.count("no_repeat_ngram_size=2") == 1
+    greedy = replace(TARGET, generation_config={"do_sample": False, "max_new_tokens": 5})
+    with LLM(greedy) as llm:
+        wanted = llm.generate("abc", SamplingParams(temperature=0, max_tokens=5))[0].outputs
+        assert llm.generate("abc")[0].outputs == wanted
+        assert llm.chat([{"role": "user", "content": "x"}])[0].outputs[0].token_ids
+        assert llm.stream("abc").drain().outputs == wanted
+    with LLM(advised, generation_config="none") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
+    with LLM(replace(TARGET, generation_config={"top_p": 7})) as llm:
+        with pytest.raises(ModelError, match=r"top_p must be.*generation_config='none'"):
+            llm.generate("abc")
+        assert llm.generate("abc", GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +114,8 @@ def test_bad_prompts(prompt: Any, error: type[Exception] | None, message: str | 
     [
         ({"tensor_parallel_size": 2}, "one device"),
         ({"trust_remote_code": True}, "never executed"),
+        ({"generation_config": "vllm"}, "'auto' or 'none'"),
+        ({"model_impl": "transformers"}, "runs on the outpace decoder"),
         ({"gpu_memory_utilization": 0.9}, "gpu_memory_utilization is not supported"),
         ({"max_model_len": 257}, "256 positions"),
         ({"max_model_len": 0}, "max_model_len"),

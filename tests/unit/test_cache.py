@@ -187,6 +187,50 @@ class TestRollback:
             cache.rollback(row, length)
 
 
+class TestFork:
+    def test_the_copy_has_everything_and_is_independent(self):
+        cache = make_cache()
+        row, _ = cache.open()
+        fill(cache, row, [3, 5, 7, 9])
+        copy = cache.fork(row)
+        assert copy != row
+        assert list(cache.token_ids(copy)) == [3, 5, 7, 9]
+        for tensor in (cache.k, cache.v):
+            assert torch.equal(tensor[:, copy, :4], tensor[:, row, :4])
+        before = cache.k[:, row].clone()
+        cache.rollback(copy, 1)
+        fill(cache, copy, [8, 8])
+        assert list(cache.token_ids(row)) == [3, 5, 7, 9]
+        assert torch.equal(cache.k[:, row], before)
+        cache.check_integrity([row, copy])
+
+    @pytest.mark.parametrize("length", [0, 1, 3, 4])
+    def test_of_the_first_tokens_only(self, length):
+        cache = make_cache()
+        row, _ = cache.open()
+        fill(cache, row, [3, 5, 7, 9])
+        copy = cache.fork(row, length)
+        assert list(cache.token_ids(copy)) == [3, 5, 7, 9][:length]
+        assert cache.k[0, copy, :, 0, 0].tolist() == [3, 5, 7, 9][:length] + [0] * (64 - length)
+
+    def test_what_a_free_row_holds_is_not_copied_again(self):
+        cache = make_cache(num_rows=2)
+        row, _ = cache.open([3, 5, 0])
+        other, _ = cache.open([3, 5, 0])
+        fill(cache, row, [3, 5, 7, 9])
+        fill(cache, other, [3, 5])
+        cache.close(other)
+        cache.k[:, other, :2] = -1.0  # as they stood there, however they were computed
+        assert cache.fork(row) == other
+        assert cache.k[0, other, :4, 0, 0].tolist() == [-1.0, -1.0, 7.0, 9.0]
+
+    def test_without_a_free_row_it_is_a_bug(self):
+        cache = make_cache(num_rows=1)
+        row, _ = cache.open()
+        with pytest.raises(AssertionError, match="free row"):
+            cache.fork(row)
+
+
 class TestStorage:
     def test_new_slots_are_finite_zeros(self):
         cache = make_cache(capacity=1024)

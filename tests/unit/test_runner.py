@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import fresh_logits, greedy_tokens, new_runner, new_sequence, tiny_model
 
+from outpace.cache import CacheRows
 from outpace.runner import Runner
 from outpace.types import Draft, Sequence
 
@@ -412,3 +413,62 @@ class TestPrefixReuse:
         torch.testing.assert_close(
             runner.extend([follow_up]).logits[-1], fresh_logits(MODEL, follow_up.tokens), **CLOSE
         )
+
+
+class TestFork:
+    """Several answers to one prompt: it is fed once, and the answers go their own ways."""
+
+    @pytest.mark.parametrize("num_fed", [0, 1, 5, 8])
+    def test_answers_to_one_prompt_are_independent(self, num_fed):
+        prompt = random_tokens(9, seed=21)
+        runner = new_runner(MODEL, num_rows=3)
+        source = opened(runner, prompt, 0)
+        if num_fed:
+            runner.extend([source], max_feed=[num_fed])
+        answers = [new_sequence(prompt, seq_id=i) for i in (1, 2)]
+        for seq in answers:
+            assert runner.fork(source, seq) == min(num_fed, 8)
+            assert runner.num_cached(seq) == min(num_fed, 8)
+        seqs = [source, *answers]
+        for step in range(3):
+            drafts = [Draft((10 + i, 20 + step)) for i in range(3)]
+            scores = runner.extend(seqs, drafts)
+            for i, seq in enumerate(seqs):
+                fresh = fresh_logits(MODEL, [*seq.tokens, *drafts[i].token_ids])
+                torch.testing.assert_close(scores.logits[scores.rows[i]][-1], fresh, **CLOSE)
+                seq.tokens.append(10 + i if step != i else 30)
+            runner.commit(seqs)
+            for seq in seqs:
+                assert_cache_equals_recomputed(runner, seq)
+
+    def test_only_what_both_begin_with_is_taken_over(self):
+        runner = new_runner(MODEL, num_rows=2)
+        source = opened(runner, random_tokens(12, seed=22), 0)
+        runner.extend([source], [Draft((60, 61))])
+        seq = new_sequence([*source.tokens[:7], 5, 6, 7], seq_id=1)
+        assert runner.fork(source, seq) == 7
+        scores = runner.extend([seq])
+        assert scores.fed == [slice(0, 3)]
+        torch.testing.assert_close(scores.logits[-1], fresh_logits(MODEL, seq.tokens), **CLOSE)
+
+    def test_without_the_source_it_is_open(self):
+        runner = new_runner(MODEL)
+        prompt = random_tokens(9, seed=23)
+        source = opened(runner, prompt, 0)
+        runner.extend([source])
+        runner.release(source)
+        seq = new_sequence(prompt, seq_id=1)
+        assert runner.fork(source, seq) == 8
+        torch.testing.assert_close(
+            runner.extend([seq]).logits[-1], fresh_logits(MODEL, prompt), **CLOSE
+        )
+
+    def test_a_cache_that_cannot_copy_rows_opens_one(self):
+        class Rows(CacheRows):
+            pass
+
+        runner = Runner(MODEL.decoder, Rows(num_rows=2, capacity=32))
+        source = opened(runner, [5, 6, 7], 0)
+        runner.cache.append(0, [5, 6])
+        assert runner.fork(source, new_sequence([5, 6, 7], seq_id=1)) == 0
+        assert runner.cache.num_free_rows == 0

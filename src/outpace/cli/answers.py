@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outpace.types import Event, Logprob, RequestOutput, SamplingParams, SpeculationStats
+from outpace.params import SamplingParams
+from outpace.types import CompletionOutput, Event, Logprob, RequestOutput, SpeculationStats
 
 if TYPE_CHECKING:
     from outpace import LLM
 
 Prompt = str | dict[str, Any] | list[dict[str, str]]
+Row = dict[int, Logprob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class Answer:
     """A finished request and its decoding speed.
 
     tokens_per_s: output tokens after the first step over the time from the first step's output
-    to the last one's; None where there was only one step. Prompt processing is left out.
+    to the last one's, all answers together; None where there was only one step. Prompt processing
+    is left out. token_ids, text: those of the first answer.
     """
 
     output: RequestOutput
@@ -68,37 +71,44 @@ def summary_line(llm: LLM, answer: Answer) -> str:
     """One line of statistics for a person."""
     speed = f", {answer.tokens_per_s:.1f} tokens/s" if answer.tokens_per_s is not None else ""
     stats = answer.output.stats
+    num_tokens = sum(len(completion.token_ids) for completion in answer.output.outputs)
     return (
-        f"{len(answer.token_ids)} tokens{speed}, acceptance length "
+        f"{num_tokens} tokens{speed}, acceptance length "
         f"{stats.acceptance_length:.2f}, method {llm.method}"
     )
 
 
 def logprob_lines(answer: Answer) -> list[str]:
-    """One line per token: the token, its logprob and rank, then the most probable ones."""
-    completion = answer.output.outputs[0]
-    if completion.logprobs is None:
-        return []
-    lines = []
-    for token_id, row in zip(completion.token_ids, completion.logprobs, strict=True):
-        chosen = row[token_id]
-        ranked = sorted(row.values(), key=lambda entry: entry.rank)
-        others = "  ".join(f"{e.decoded_token!r} {e.logprob:.4f}" for e in ranked)
-        lines.append(
-            f"{chosen.decoded_token!r}  {chosen.logprob:.4f}  rank {chosen.rank}  [{others}]"
-        )
+    """One line per token, prompt tokens first: the token, its logprob and rank, then the most
+    probable ones. Nothing where no logprobs were asked for."""
+    output, lines = answer.output, []
+    rows: list[tuple[str, list[int], Sequence[Row | None] | None]] = [
+        ("prompt  ", output.prompt_token_ids, output.prompt_logprobs)
+    ]
+    for completion in output.outputs:
+        label = "" if len(output.outputs) == 1 else f"{completion.index + 1}  "
+        rows.append((label, completion.token_ids, completion.logprobs))
+    for label, token_ids, entries in rows:
+        for token_id, row in zip(token_ids, entries or (), strict=False):
+            if row is not None:
+                lines.append(label + _logprob_line(row[token_id], row))
     return lines
 
 
+def _logprob_line(chosen: Logprob, row: Row) -> str:
+    ranked = sorted(row.values(), key=lambda entry: entry.rank)
+    others = "  ".join(f"{e.decoded_token!r} {e.logprob:.4f}" for e in ranked)
+    return f"{chosen.decoded_token!r}  {chosen.logprob:.4f}  rank {chosen.rank}  [{others}]"
+
+
 def answer_json(llm: LLM, answer: Answer) -> dict[str, Any]:
-    """Everything `outpace generate --json` prints."""
-    output, completion = answer.output, answer.output.outputs[0]
-    num_prompt, num_output = len(output.prompt_token_ids), len(completion.token_ids)
+    """Everything `outpace generate --json` prints; several answers stand under "answers"."""
+    output = answer.output
+    num_prompt = len(output.prompt_token_ids)
+    num_output = sum(len(completion.token_ids) for completion in output.outputs)
+    answers = [_completion_json(completion) for completion in output.outputs]
     values: dict[str, Any] = {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
+        **(answers[0] if len(answers) == 1 else {"answers": answers}),
         "usage": {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
@@ -114,12 +124,27 @@ def answer_json(llm: LLM, answer: Answer) -> dict[str, Any]:
         "method": llm.method,
         "dtype": llm.dtype,
     }
-    if completion.logprobs is not None:
-        values["logprobs"] = [
-            [_logprob_json(token_id, entry) for token_id, entry in row.items()]
-            for row in completion.logprobs
+    if output.prompt_logprobs is not None:
+        values["prompt_logprobs"] = [
+            None if row is None else _row_json(row) for row in output.prompt_logprobs
         ]
     return values
+
+
+def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    if completion.logprobs is not None:
+        values["logprobs"] = [_row_json(row) for row in completion.logprobs]
+    return values
+
+
+def _row_json(row: Row) -> list[dict[str, Any]]:
+    return [_logprob_json(token_id, entry) for token_id, entry in row.items()]
 
 
 def stats_json(stats: SpeculationStats) -> dict[str, Any]:

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import Answer, run_request
-from outpace.cli.options import (
-    build_sampling,
-    check_stdin,
-    engine_options,
-    open_llm,
-    sampling_options,
-)
+from outpace.cli.options import check_stdin, engine_options, open_llm
+from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError, OutpaceError
-from outpace.types import Event, SamplingParams
+from outpace.params import SamplingParams
+from outpace.types import Event
 
 if TYPE_CHECKING:
     from outpace import LLM
 
 ACCEPTED_COLOUR = "cyan"
+# A conversation has one answer a turn, and shows its text alone.
+NOT_IN_A_CHAT = ("n", "logprobs", "prompt_logprobs")
 HELP = """\
 /reset  forget the conversation
 /stats  tokens, speed and acceptance so far
@@ -67,14 +65,14 @@ class Conversation:
 
 @click.command()
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
-@sampling_options
+@sampling_options(NOT_IN_A_CHAT)
 @engine_options
 def chat(system: str | None, **values: Any) -> int:
     """Talk with a model. Lines starting with / are commands; /help lists them.
 
     With standard input from a pipe each line is one message.
     """
-    params = build_sampling(values)
+    params = build_sampling(values, NOT_IN_A_CHAT)
     check_stdin()
     is_terminal = sys.stdin.isatty()
     num_failed = 0

@@ -10,7 +10,7 @@ import click
 
 from outpace.cli.answers import Answer, Prompt, run_request
 from outpace.errors import OptionError
-from outpace.types import SamplingParams
+from outpace.params import SamplingParams
 
 if TYPE_CHECKING:
     from outpace import LLM
@@ -65,8 +65,11 @@ class Comparison:
 def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: int) -> Comparison:
     """Run both ways `repeats` times in turn, after one warm-up of each.
 
-    Raises OptionError for the method "none", which is what the others are compared with.
+    Raises OptionError for the method "none", which is what the others are compared with, and for
+    several answers at once, which are another workload.
     """
+    if params.n != 1:
+        raise OptionError(f"--compare times one answer, but --n asks for {params.n}; leave one out")
     if llm.method == "none":
         raise OptionError(
             "--compare needs a drafter to compare with plain decoding, but the method is 'none'; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,14 +17,14 @@ from outpace.cli.answers import (
     summary_line,
 )
 from outpace.cli.compare import DEFAULT_METHOD, compare_methods, comparison_json, show_comparison
-from outpace.cli.options import (
-    build_sampling,
-    check_stdin,
-    engine_options,
-    open_llm,
-    sampling_options,
-)
+from outpace.cli.options import check_stdin, engine_options, open_llm
+from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError
+from outpace.params import SamplingParams
+from outpace.types import Event
+
+if TYPE_CHECKING:
+    from outpace import LLM
 
 
 @click.command()
@@ -42,7 +42,7 @@ from outpace.errors import OptionError
     help="With --compare: timed runs of each.  [default: 3]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@sampling_options
+@sampling_options()
 @engine_options
 def generate(
     prompt: str | None,
@@ -72,13 +72,26 @@ def generate(
         elif as_json:
             click.echo(dump_json(answer_json(llm, run_request(llm, request, params))))
         else:
-            answer = run_request(
-                llm, request, params, show=lambda event: click.echo(event.text, nl=False)
-            )
-            click.echo()
-            for line in logprob_lines(answer):
-                click.echo(line, err=True)
-            click.echo(summary_line(llm, answer), err=True)
+            show_answers(llm, request, params)
+
+
+def show_answers(llm: LLM, request: Prompt, params: SamplingParams) -> None:
+    """Print one answer as it comes, or several one after the other when all are there."""
+
+    def show(event: Event) -> None:
+        if params.n == 1:
+            click.echo(event.text, nl=False)
+
+    answer = run_request(llm, request, params, show=show)
+    if params.n == 1:
+        click.echo()
+    else:
+        for completion in answer.output.outputs:
+            click.echo(f"--- answer {completion.index + 1} of {params.n} ---")
+            click.echo(completion.text)
+    for line in logprob_lines(answer):
+        click.echo(line, err=True)
+    click.echo(summary_line(llm, answer), err=True)
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:

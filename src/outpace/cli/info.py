@@ -33,7 +33,7 @@ def collect() -> dict[str, Any]:
     import psutil
     import torch
 
-    from outpace.models.hub import cache_dir
+    from outpace.models.hub.aliases import cache_dir
     from outpace.models.load import has_native_bfloat16
 
     return {

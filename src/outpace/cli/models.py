@@ -20,7 +20,7 @@ def models() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def list_command(as_json: bool) -> None:
     """List the aliases, and which of them are already fetched."""
-    from outpace.models.hub import list_models
+    from outpace.models.hub.aliases import list_models
 
     listed = list_models()
     if as_json:
@@ -60,7 +60,7 @@ def list_command(as_json: bool) -> None:
 )
 def pull(alias: str, from_file: Path | None) -> None:
     """Fetch the model ALIAS into the cache and print where it is."""
-    from outpace.models.hub import pull as pull_model
+    from outpace.models.hub.names import pull as pull_model
 
     with DownloadProgress(f"fetching {alias}") as progress:
         path = pull_model(alias, from_file=from_file, progress=progress)
@@ -72,7 +72,7 @@ def pull(alias: str, from_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(name: str, as_json: bool) -> None:
     """Describe the model NAME: an alias (fetched on first use), a GGUF file or a folder."""
-    from outpace.models.hub import show as show_model
+    from outpace.models.hub.names import show as show_model
 
     with DownloadProgress(f"fetching {name}") as progress:
         facts = show_model(name, progress)

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 import click
 
 from outpace.errors import OptionError
-from outpace.types import SamplingParams
+from outpace.params import SamplingParams
 
 if TYPE_CHECKING:
     from outpace import LLM
 
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-# Where the command line differs from the library: an answer to read, the same at every run.
-SAMPLING_DEFAULTS = {"max_tokens": 256, "temperature": 0.0}
 # Keys of a speculative configuration that every method understands.
 METHOD_FLAGS = {
     "method": "--method",
@@ -42,19 +40,6 @@ class _Method(click.Choice):  # type: ignore[type-arg]
         return self.fail(f"{value!r} is not one of {', '.join(self.choices)}.", param, ctx)
 
 
-def sampling_options(function: Any) -> Any:
-    """Add one option per field of SamplingParams."""
-    help_texts = _help_from_docstring(SamplingParams)
-    hints = get_type_hints(SamplingParams)
-    for field in reversed(dataclasses.fields(SamplingParams)):
-        option = _option_of(
-            field.name, _flag(field.name), hints[field.name], help_texts.get(field.name, "")
-        )
-        default = SAMPLING_DEFAULTS.get(field.name, field.default)
-        function = option(default if default not in (None, ()) else "")(function)
-    return function
-
-
 def engine_options(function: Any) -> Any:
     """Add the options of the model, the drafter and the machine."""
     from outpace.drafters import available_methods
@@ -65,7 +50,7 @@ def engine_options(function: Any) -> Any:
             default=DEFAULT_MODEL,
             show_default=True,
             metavar="NAME",
-            help="Alias, GGUF file or Hugging Face folder.",
+            help="Alias, GGUF file, Hugging Face folder or hub id.",
         ),
         click.option(
             "--method",
@@ -93,6 +78,13 @@ def engine_options(function: Any) -> Any:
             help="What to compute in; auto is bfloat16 where the hardware has it, else float32.",
         ),
         click.option(
+            "--model-impl",
+            type=click.Choice(("auto", "outpace", "transformers")),
+            default="auto",
+            show_default=True,
+            help="What computes the model; auto is our own decoder where it knows the family.",
+        ),
+        click.option(
             "--max-model-len",
             type=int,
             help="Most tokens of prompt and answer together.  [default: the model's]",
@@ -113,16 +105,6 @@ def engine_options(function: Any) -> Any:
     for decorate in reversed(plain):
         function = decorate(function)
     return function
-
-
-def build_sampling(values: dict[str, Any]) -> SamplingParams:
-    """SamplingParams from the options given; raises OptionError for values out of range."""
-    given = {
-        field.name: values[field.name]
-        for field in dataclasses.fields(SamplingParams)
-        if values[field.name] not in (None, ())
-    }
-    return SamplingParams(**{**SAMPLING_DEFAULTS, **given})
 
 
 def build_speculative_config(
@@ -173,9 +155,10 @@ def open_llm(values: dict[str, Any], default_method: str | None = None) -> LLM:
             values["model"],
             speculative_config=config,
             dtype=values["dtype"],
+            model_impl=values["model_impl"],
             max_model_len=values["max_model_len"],
             device=values["device"],
-            max_num_seqs=1,
+            max_num_seqs=values.get("n") or 1,
             progress=progress,
         )
 
@@ -224,21 +207,32 @@ def _drafter_fields() -> dict[str, tuple[Any, str, list[str]]]:
 def _drafter_flags() -> dict[str, str]:
     """Option name -> its flag; a name that means something else here gets a prefix."""
     taken = {field.name for field in dataclasses.fields(SamplingParams)}
-    taken |= {"dtype", "max_model_len", "device", "threads", "json", "raw", "repeats", "system"}
+    taken |= {
+        "dtype",
+        "model_impl",
+        "max_model_len",
+        "device",
+        "threads",
+        "json",
+        "raw",
+        "repeats",
+        "system",
+    }
     return {
-        name: _flag(f"speculative_{name}" if name in taken else name) for name in _drafter_fields()
+        name: flag_of(f"speculative_{name}" if name in taken else name)
+        for name in _drafter_fields()
     }
 
 
 def _drafter_options() -> list[Decorator]:
     flags = _drafter_flags()
     return [
-        _option_of(_dest(flags[name]), flags[name], hint, f"{text}.  [{', '.join(methods)}]")("")
+        option_of(_dest(flags[name]), flags[name], hint, f"{text}.  [{', '.join(methods)}]")("")
         for name, (hint, text, methods) in _drafter_fields().items()
     ]
 
 
-def _option_of(name: str, flag: str, hint: Any, help_text: str) -> Callable[[object], Decorator]:
+def option_of(name: str, flag: str, hint: Any, help_text: str) -> Callable[[object], Decorator]:
     """An option for a field of type `hint`: None or () where it was not given.
 
     Returns a function of the default to show, so that the defaults stay where they belong.
@@ -273,7 +267,7 @@ def _scalar_type(hint: Any) -> tuple[Any, bool]:
     return parts[0], False
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
@@ -281,7 +275,7 @@ def _dest(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _help_from_docstring(cls: type) -> dict[str, str]:
+def help_from_docstring(cls: type) -> dict[str, str]:
     """The `name: text` and `name, other: text` entries of a docstring, one per field."""
     names = {field.name for field in dataclasses.fields(cls)}
     texts: dict[str, str] = {}

@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, cast
 
 from outpace.errors import OptionError
-from outpace.types import refuse_unknown
+from outpace.params import refuse_unknown
 
 if TYPE_CHECKING:
     from outpace.drafters.base import Drafter, DrafterOptions

@@ -54,7 +54,7 @@ class DraftModelDrafter(Drafter):
         super().__init__(options, context)
         draft = context.load_model(options.model)
         check_same_vocabulary(context.target.tokenizer, draft.tokenizer)
-        max_len = min(context.max_model_len, draft.config.max_position_embeddings)
+        max_len = min(context.max_model_len, draft.max_len)
         needed = draft.kv_bytes(num_rows=context.max_num_seqs, num_tokens=max_len)
         if needed > context.kv_cache_bytes:
             raise ModelError(
@@ -81,14 +81,12 @@ class DraftModelDrafter(Drafter):
         position = 0
         while active:
             batch = [seqs[i] for i in active]
-            scores = self._runner.extend(batch, [drafts[i] for i in active], last_only=True)
+            so_fars = [drafts[i] for i in active]
+            scores = self._runner.extend(batch, so_fars, last_only=True)
             # Logits stand in the order of cache rows.
             logits = scores.logits[[rows.start for rows in scores.rows]]
-            places = [seq.num_output + position for seq in batch]
-            for i, (token, q) in zip(
-                active, draw_tokens(logits, batch, places, self._rng), strict=True
-            ):
-                so_far = drafts[i]
+            drawn = draw_tokens(logits, batch, so_fars, self._rng)
+            for i, so_far, (token, q) in zip(active, so_fars, drawn, strict=True):
                 drafts[i] = Draft(
                     (*so_far.token_ids, token), (*(so_far.q or ()), q), origin="draft_model"
                 )

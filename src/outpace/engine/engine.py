@@ -19,6 +19,9 @@ from outpace.sampling import raw_logprobs
 from outpace.types import Draft, Event, Logprob, Scores, Verdict
 from outpace.verification.judge import verify
 
+SCORED_TOGETHER = 64
+"""Prompt tokens whose log-probabilities are computed at a time: bounds the copies of logits."""
+
 
 class Engine:
     """Runs requests to their end, one step at a time. Not thread-safe: one thread owns it."""
@@ -55,7 +58,11 @@ class Engine:
         drafts = self._drafter.propose(requests, batch.draft_budgets)
         drafted = time.perf_counter()
         scores = self._target.extend(
-            seqs, drafts, max_feed=batch.max_feed, capture=self._drafter.capture
+            seqs,
+            drafts,
+            max_feed=batch.max_feed,
+            score_prompt=batch.score_prompt,
+            capture=self._drafter.capture,
         )
         scored = time.perf_counter()
         verdicts = verify(scores, seqs, drafts, self._rng)
@@ -70,14 +77,21 @@ class Engine:
         """End a request early; its row is free at once. None if it had ended already."""
         if request.fold.finish_reason is not None:
             return None
-        request.fold.finish(reason)
+        fold, seq = request.fold, request.seq
+        fold.finish(reason)
         self._release(request)
-        return Event(request.seq.seq_id, (), request.fold.take_delta(), finish_reason=reason)
+        return Event(
+            seq.seq_id,
+            (),
+            fold.take_delta(),
+            finish_reason=fold.finish_reason,
+            index=seq.choice,
+        )
 
     def cancel_id(self, seq_id: int) -> None:
-        """Cancel the request with this sequence, if it has not ended."""
+        """Cancel the request with this sequence and the other answers to its prompt."""
         for request in self._scheduler.requests:
-            if request.seq.seq_id == seq_id:
+            if any(sibling.seq.seq_id == seq_id for sibling in request.siblings):
                 self.cancel(request)
 
     def cancel_all(self) -> list[Event]:
@@ -112,31 +126,53 @@ class Engine:
         kept: list[Verdict] = []
         events: list[Event] = []
         for i, (request, draft, verdict) in enumerate(zip(requests, drafts, verdicts, strict=True)):
-            if not verdict.token_ids:
-                kept.append(verdict)
-                continue
+            event: Event | None = None
             try:
-                verdict, event = self._fold(request, draft, scores.logits[scores.rows[i]], verdict)
+                if request.is_scoring_prompt:
+                    self._score_prompt(request, scores.logits[scores.prompt_rows[i]])
+                if verdict.error is not None:
+                    event = _failed(request, verdict.error)
+                elif verdict.token_ids:
+                    logits = scores.logits[scores.rows[i]]
+                    verdict, event = self._fold(request, draft, logits, verdict)
             except Exception as error:
                 # What fails here (a tokenizer on strange ids, say) concerns this request alone.
                 verdict, event = Verdict(), _failed(request, error)
             kept.append(verdict)
-            events.append(event)
+            if event is not None:
+                events.append(event)
         return kept, events
+
+    def _score_prompt(self, request: Request, logits: torch.Tensor) -> None:
+        """Add the log-probabilities of the prompt tokens that follow the fed ones.
+
+        logits: [n, V], a row after each token fed; the first follows the newest token scored.
+        """
+        scored, num_top = request.prompt_logprobs, request.seq.params.prompt_logprobs
+        assert scored is not None
+        assert num_top is not None
+        following = request.seq.tokens[len(scored) : request.seq.num_prompt][: len(logits)]
+        for start in range(0, len(following), SCORED_TOGETHER):
+            token_ids = following[start : start + SCORED_TOGETHER]
+            scored.extend(self._report(logits[start : start + len(token_ids)], token_ids, num_top))
 
     def _fold(
         self, request: Request, draft: Draft, logits: torch.Tensor, verdict: Verdict
     ) -> tuple[Verdict, Event]:
-        logprobs = self._logprobs(request, logits, verdict)
+        num_top, logprobs = request.seq.params.logprobs, None
+        if num_top is not None:
+            logprobs = self._report(logits, verdict.token_ids, num_top)
         length = 0
-        for position, token in enumerate(verdict.token_ids):
+        for position, token in enumerate(verdict.token_ids[: request.max_new]):
             length += 1
             if request.fold.push(token, logprobs[position] if logprobs else None):
                 break
+        if request.max_new == 0:
+            request.fold.finish("length")  # only the prompt was to be scored
         kept = verdict.trimmed(length)
         request.seq.tokens.extend(kept.token_ids)
         request.stats.record(len(draft), kept)
-        if request.first_token_at is None:
+        if request.first_token_at is None and length:
             request.first_token_at = time.perf_counter()
         own = length - kept.num_accepted
         event = Event(
@@ -146,16 +182,18 @@ class Engine:
             origins=(draft.origin,) * kept.num_accepted + ("",) * own,
             logprobs=tuple(logprobs[:length]) if logprobs else None,
             finish_reason=request.fold.finish_reason,
+            index=request.seq.choice,
         )
         return kept, event
 
-    def _logprobs(
-        self, request: Request, logits: torch.Tensor, verdict: Verdict
-    ) -> list[dict[int, Logprob]] | None:
-        num_top = request.seq.params.logprobs
-        if num_top is None:
-            return None
-        reports = raw_logprobs(logits[: len(verdict.token_ids)], verdict.token_ids, num_top)
+    def _report(
+        self, logits: torch.Tensor, token_ids: List[int], num_top: int
+    ) -> list[dict[int, Logprob]]:
+        """Log-probabilities of `token_ids` and of the `num_top` most probable tokens beside each.
+
+        logits: [n, V] with n of at least the number of tokens.
+        """
+        reports = raw_logprobs(logits[: len(token_ids)], token_ids, num_top)
         return [
             {
                 token: Logprob(value, rank, self._tokenizer.token_text(token))
@@ -164,11 +202,18 @@ class Engine:
             for report in reports
         ]
 
-    def _finish(self, requests: List[Request], events: List[Event]) -> None:
-        ended = {event.seq_id for event in events if event.finish_reason is not None}
+    def _finish(self, requests: List[Request], events: list[Event]) -> None:
+        """Let go of requests that have ended. An error ends the other answers to its prompt too,
+        whose last events are added to `events`."""
+        ended = {event.seq_id: event for event in events if event.finish_reason is not None}
         for request in requests:
-            if request.seq.seq_id in ended:
-                self._release(request)
+            event = ended.get(request.seq.seq_id)
+            if event is None:
+                continue
+            self._release(request)
+            if event.error is not None:
+                cancelled = [self.cancel(sibling) for sibling in request.siblings]
+                events.extend(last for last in cancelled if last is not None)
 
     def _release(self, request: Request) -> None:
         self._scheduler.finish(request)
@@ -184,4 +229,5 @@ class Engine:
 
 def _failed(request: Request, error: Exception) -> Event:
     request.fold.finish_reason = "error"
-    return Event(request.seq.seq_id, (), "", finish_reason="error", error=error)
+    seq = request.seq
+    return Event(seq.seq_id, (), "", finish_reason="error", error=error, index=seq.choice)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from outpace.types import Logprob, SamplingParams
+from outpace.params import SamplingParams
+from outpace.types import Logprob
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A UTF-8 character has at most four bytes, so at most three bytes of an unfinished one are held.
@@ -108,8 +109,9 @@ class OutputFold:
     """The output of one request.
 
     tokenizer: anything with `decode(ids, skip_special_tokens)`.
-    params: `stop`, `stop_token_ids`, `ignore_eos`, `include_stop_str_in_output`,
-        `skip_special_tokens` and `logprobs` are read.
+    params: `stop`, `stop_token_ids`, `min_tokens`, `ignore_eos`, `include_stop_str_in_output`,
+        `skip_special_tokens` and `logprobs` are read. Up to token number min_tokens nothing
+        stops the output; a stop string counts if a later token completes it.
     end_token_ids: the model's own end tokens.
     max_tokens: at least 1; the request's limit after the context length was taken into account.
 
@@ -136,10 +138,11 @@ class OutputFold:
         self._keep_stop = params.include_stop_str_in_output
         self._end_ids = frozenset() if params.ignore_eos else end_token_ids
         self._stop_ids = frozenset(params.stop_token_ids)
-        self._max_tokens = max_tokens
+        self._min_tokens, self._max_tokens = params.min_tokens, max_tokens
         self._released: list[str] = []
         self._num_taken = 0
         self._held = ""  # could still become a stop string
+        self._num_early = 0  # characters of `_held` from before min_tokens: no stop ends there
 
     def push(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> bool:
         """Append one committed token; True when it ended the output. Nothing may follow then."""
@@ -148,7 +151,8 @@ class OutputFold:
         if self.logprobs is not None:
             assert logprobs is not None, "logprobs were asked for but not computed"
             self.logprobs.append(logprobs)
-        if token_id in self._end_ids or token_id in self._stop_ids:
+        ends = token_id in self._end_ids or token_id in self._stop_ids
+        if ends and not self._is_early:
             self._stop_at_token(token_id)
         elif self._add_text(self._decoder.push(token_id)):
             return True
@@ -180,6 +184,10 @@ class OutputFold:
         """All text so far, held back or not; incomplete characters only after the end."""
         return "".join(self._released) + self._held
 
+    @property
+    def _is_early(self) -> bool:
+        return len(self.token_ids) <= self._min_tokens
+
     def _stop_at_token(self, token_id: int) -> None:
         own_text = self._decoder.push(token_id) if self._keep_stop else ""
         if not self._add_text(own_text + self._decoder.flush()):
@@ -192,7 +200,9 @@ class OutputFold:
         was the beginning of a stop string.
         """
         text = self._held + new
-        match = find_first_stop(text, self._stops)
+        if self._is_early:
+            self._num_early = len(text)
+        match = find_first_stop(text, self._stops, self._num_early)
         if match is not None:
             start, stop = match
             self._released.append(text[: start + len(stop) if self._keep_stop else start])
@@ -203,6 +213,7 @@ class OutputFold:
         if safe:
             self._released.append(text[:safe])
         self._held = text[safe:]
+        self._num_early = max(self._num_early - safe, 0)
         return False
 
     def _end(self, reason: str, stop_reason: int | str | None = None) -> None:
@@ -211,13 +222,18 @@ class OutputFold:
         self.finish_reason, self.stop_reason = reason, stop_reason
 
 
-def find_first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+def find_first_stop(text: str, stops: Sequence[str], num_early: int = 0) -> tuple[int, str] | None:
     """Where the stop string that is completed first starts, and which it is.
 
-    Of several completed by the same character the longest wins, so the answer does not depend
-    on how the text was cut into tokens.
+    Those completed within the first `num_early` characters do not count. Of several completed by
+    the same character the longest wins, so the answer does not depend on how the text was cut
+    into tokens.
     """
-    found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
+    found = [
+        (start + len(stop), start, stop)
+        for stop in stops
+        if (start := text.find(stop, max(0, num_early - len(stop) + 1))) >= 0
+    ]
     if not found:
         return None
     _, start, stop = min(found)

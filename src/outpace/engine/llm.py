@@ -5,23 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from outpace.engine.defaults import check_generation_config, default_sampling_params
 from outpace.engine.fold import OutputFold
 from outpace.engine.inputs import Message, Prompt, to_conversations, to_prompts, to_token_ids
 from outpace.engine.loop import EngineLoop
 from outpace.engine.metrics import EngineMetrics
-from outpace.engine.request import Request
+from outpace.engine.parameters import bad_words_ids, check_for_model
+from outpace.engine.request import Request, RequestGroup
 from outpace.engine.setup import EngineOptions, set_up
 from outpace.engine.speculative_config import parse_speculative_config
 from outpace.engine.stream import AsyncStream, Stream
 from outpace.errors import ContextLengthError, OptionError
 from outpace.models.load import LoadedModel
 from outpace.models.threads import in_own_thread
-from outpace.types import RequestOutput, SamplingParams, Sequence, refuse_unknown
+from outpace.params import SamplingParams, refuse_unknown
+from outpace.types import RequestOutput, Sequence
 
 
 class LLM:
@@ -37,6 +41,10 @@ class LLM:
     max_num_seqs: most sequences decoded together; fewer if their caches do not fit in memory.
     kv_cache_bytes: memory for key/value caches (default: 80 % of what is free after loading).
     device: "auto", "cpu", "cuda", ...
+    model_impl: what computes the model: "outpace" (our own decoder), "transformers" (an adapter,
+        slower and one sequence at a time) or "auto" (the decoder where it has the architecture).
+    generation_config: "auto" takes the sampling parameters that the model's makers advise for
+        requests that bring none; "none" does not. See `get_default_sampling_params`.
     progress: called with (bytes done, bytes in all) while a model is downloaded.
 
     Use as a context manager, or call `close`. Methods may be called from several threads.
@@ -55,6 +63,8 @@ class LLM:
         max_num_seqs: int = 8,
         kv_cache_bytes: int | None = None,
         device: str = "auto",
+        model_impl: str = "auto",
+        generation_config: str = "auto",
         tensor_parallel_size: int = 1,
         trust_remote_code: bool = False,
         progress: Callable[[int, int], None] | None = None,
@@ -63,6 +73,7 @@ class LLM:
         known = [name for name in signature(LLM).parameters if name != "unsupported"]
         refuse_unknown("LLM option", unsupported, known)
         _refuse_what_we_do_not_do(tensor_parallel_size, trust_remote_code)
+        check_generation_config(generation_config)
         options = EngineOptions(
             dtype=dtype,
             device=device,
@@ -70,6 +81,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             kv_cache_bytes=kv_cache_bytes,
             progress=progress,
+            model_impl=model_impl,
         )
         speculation = parse_speculative_config(
             speculative_config,
@@ -78,6 +90,7 @@ class LLM:
         )
         self.method = speculation.method
         self._num_speculative_tokens = speculation.options.num_speculative_tokens
+        self._generation_config = generation_config
 
         setup = in_own_thread(lambda: set_up(model, speculation, options))
         self._engine, self._target = setup.engine, setup.target
@@ -102,6 +115,20 @@ class LLM:
         """Running totals of all steps so far."""
         return self._engine.metrics
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without sampling parameters gets: what the model's makers advise (its
+        generation_config.json, or the sampling metadata of its GGUF file), else our defaults.
+
+        Raises ModelError if the advice cannot be used.
+        """
+        return self._default_sampling_params
+
+    @cached_property
+    def _default_sampling_params(self) -> SamplingParams:
+        if self._generation_config == "none":
+            return SamplingParams()
+        return default_sampling_params(self._target.generation_config, self._target.name)
+
     def generate(
         self,
         prompts: str | Mapping[str, Any] | List[str | Mapping[str, Any]],
@@ -111,8 +138,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts: strings, or `{"prompt_token_ids": [...]}`; one output for each.
 
-        sampling_params: one for all, or one per prompt. speculative=False decodes these requests
-        plainly. All prompts are checked before the first is run.
+        sampling_params: one for all, or one per prompt; None takes
+        `get_default_sampling_params()`. speculative=False decodes these requests plainly. All
+        prompts are checked before the first is run.
+
+        With n > 1 an output holds n answers. Unseeded they are independent draws; with a seed,
+        answer i is the same whatever n is; greedy ones are all equal. The prompt is fed once.
         """
         return self._run(to_prompts(prompts), sampling_params, speculative)
 
@@ -134,7 +165,8 @@ class LLM:
         *,
         speculative: bool = True,
     ) -> Stream:
-        """Generate for one prompt (or conversation), event by event."""
+        """Generate for one prompt (or conversation), event by event; with n > 1 each event says
+        by its index which answer it belongs to."""
         return Stream(self._loop, self._request(prompt, sampling_params, speculative))
 
     def astream(
@@ -189,34 +221,52 @@ class LLM:
             for stream in streams:
                 stream.close()
 
-    def _request(self, prompt: Prompt, params: SamplingParams | None, speculative: bool) -> Request:
-        """Check a prompt and its parameters and make a request of them, without starting it."""
-        params = SamplingParams() if params is None else params
+    def _request(
+        self, prompt: Prompt, params: SamplingParams | None, speculative: bool
+    ) -> RequestGroup:
+        """Check a prompt and its parameters and make requests of them, without starting any."""
+        params = self._default_sampling_params if params is None else params
         if not isinstance(params, SamplingParams):
             given = type(params).__name__
             raise OptionError(f"sampling_params must be SamplingParams, got {given}")
-        tokenizer = self._target.tokenizer
-        text, token_ids = to_token_ids(prompt, tokenizer, self._target.decoder.num_logits)
+        tokenizer, vocab_size = self._target.tokenizer, self._target.decoder.num_logits
+        check_for_model(params, tokenizer.end_token_ids, vocab_size)
+        text, token_ids = to_token_ids(prompt, tokenizer, vocab_size)
         if len(token_ids) >= self.max_model_len:
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens and leaves no room for an answer in a "
                 f"context of {self.max_model_len}; shorten it or raise max_model_len (the model "
-                f"allows {self._target.config.max_position_embeddings})"
+                f"allows {self._target.max_len})"
             )
-        room = self.max_model_len - len(token_ids)
+        bad_words = bad_words_ids(params.bad_words, tokenizer)
+        requests = [
+            self._answer(
+                Sequence(
+                    seq_id=next(self._ids),
+                    tokens=list(token_ids),
+                    num_prompt=len(token_ids),
+                    params=params,
+                    end_token_ids=tokenizer.end_token_ids,
+                    choice=choice,
+                    bad_words_ids=bad_words,
+                ),
+                self._num_speculative_tokens if speculative else 0,
+            )
+            for choice in range(params.n)
+        ]
+        return RequestGroup(str(requests[0].seq.seq_id), text, requests)
+
+    def _answer(self, seq: Sequence, draft_limit: int) -> Request:
+        """The request for one answer; it is finished already if there is nothing to run."""
+        params = seq.params
+        room = self.max_model_len - seq.num_prompt
         max_new = room if params.max_tokens is None else min(params.max_tokens, room)
-        seq_id = next(self._ids)
-        seq = Sequence(seq_id, token_ids, len(token_ids), params)
-        fold = OutputFold(tokenizer, params, tokenizer.end_token_ids, max(max_new, 1))
-        if max_new == 0:
+        fold = OutputFold(self._target.tokenizer, params, seq.end_token_ids, max(max_new, 1))
+        is_scored = params.prompt_logprobs is not None and seq.choice == 0
+        if max_new == 0 and not is_scored:
             fold.finish("length")
         return Request(
-            request_id=str(seq_id),
-            prompt=text,
-            seq=seq,
-            fold=fold,
-            max_new=max_new,
-            draft_limit=self._num_speculative_tokens if speculative else 0,
+            seq, fold, max_new, draft_limit, prompt_logprobs=[None] if is_scored else None
         )
 
 

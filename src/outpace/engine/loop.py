@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence as List
 
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
@@ -37,13 +38,15 @@ class EngineLoop:
         # Killed inside a kernel, as the interpreter leaves, the thread would abort the process.
         atexit.register(self._stop)
 
-    def submit(self, request: Request, listener: Listener) -> None:
-        """Start a request. `listener` is called in the engine's thread, for each of its events;
-        the last one has a finish reason. Raises OutpaceError after `close`."""
+    def submit(self, requests: List[Request], listener: Listener) -> None:
+        """Start requests that share a listener, which is called in the engine's thread for each
+        of their events; the last one of each has a finish reason. Raises OutpaceError after
+        `close`."""
 
         def command() -> None:
-            self._listeners[request.seq.seq_id] = listener
-            self._engine.add(request)
+            for request in requests:
+                self._listeners[request.seq.seq_id] = listener
+                self._engine.add(request)
 
         # The lock keeps a command from being queued behind the one that stops the thread.
         with self._lock:
@@ -51,14 +54,13 @@ class EngineLoop:
                 raise OutpaceError("this LLM was closed; make a new one to generate more")
             self._commands.put(command)
 
-    def cancel(self, request: Request) -> None:
-        """End a request early; nothing happens if it has ended. Its listener gets a last event
-        with the finish reason "abort"."""
+    def cancel(self, requests: List[Request]) -> None:
+        """End requests early; nothing happens to those that have ended. Their listener gets a
+        last event for each, with the finish reason "abort"."""
 
         def command() -> None:
-            event = self._engine.cancel(request)
-            if event is not None:
-                self._dispatch([event])
+            events = [self._engine.cancel(request) for request in requests]
+            self._dispatch([event for event in events if event is not None])
 
         self._commands.put(command)
 
@@ -142,5 +144,6 @@ class EngineLoop:
             except Exception:
                 # Its asyncio loop is gone, say: nobody reads on, and the others must not suffer.
                 logger.warning("a listener failed; its request is dropped", exc_info=True)
-                self._listeners.pop(event.seq_id, None)
+                kept = {i: other for i, other in self._listeners.items() if other is not listener}
+                self._listeners = kept
                 self._engine.cancel_id(event.seq_id)

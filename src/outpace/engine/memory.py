@@ -22,18 +22,19 @@ def available_bytes(device: torch.device) -> int:
 def plan_rows(
     target: LoadedModel, *, max_num_seqs: int, max_model_len: int, kv_cache_bytes: int
 ) -> int:
-    """How many sequences of full length fit into `kv_cache_bytes`; at most `max_num_seqs`.
+    """How many sequences of full length fit into `kv_cache_bytes`; at most `max_num_seqs`, and at
+    most what the model can hold at a time (one, on the adapter for `transformers`: the others
+    wait for their turn).
 
     Raises OptionError with the arithmetic if not even one fits.
     """
     row_bytes = target.kv_bytes(num_rows=1, num_tokens=max_model_len)
     num_rows = min(max_num_seqs, kv_cache_bytes // row_bytes)
     if num_rows < 1:
-        config = target.config
+        token_bytes = target.decoder.kv_bytes(num_rows=1, capacity=1)
         raise OptionError(
             f"one sequence of {max_model_len} tokens needs {row_bytes / 1e9:.2f} GB of cache "
-            f"(2 x {config.num_hidden_layers} layers x {config.num_key_value_heads} KV heads x "
-            f"{config.head_dim} x {max_model_len} tokens x {target.decoder.dtype.itemsize} bytes), "
+            f"({token_bytes:,} bytes a token over {target.decoder.num_layers} layers), "
             f"{kv_cache_bytes / 1e9:.2f} GB are planned for it; lower max_model_len"
         )
-    return num_rows
+    return min(num_rows, target.decoder.max_rows or num_rows)

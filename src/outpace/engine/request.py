@@ -1,4 +1,4 @@
-"""One request on its way through the engine."""
+"""One prompt on its way through the engine, and each of its answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from outpace.engine.fold import OutputFold
 from outpace.types import (
     CompletionOutput,
+    Logprob,
     RequestMetrics,
     RequestOutput,
     Sequence,
@@ -17,21 +18,22 @@ from outpace.types import (
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A sequence, the fold of its output, and its counters. Owned by the engine.
+    """One answer: a sequence, the fold of its output, and its counters. Owned by the engine.
 
     max_new: most output tokens, the context length taken into account.
     draft_limit: most draft tokens per step for this request; 0 decodes it plainly.
+    prompt_logprobs: what is known so far of the prompt's tokens, in order; None if not asked for.
+    siblings: the requests for all answers to the same prompt, this one included.
     """
 
-    request_id: str
-    prompt: str | None
     seq: Sequence
     fold: OutputFold
     max_new: int
     draft_limit: int
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    siblings: list[Request] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     num_cached_tokens: int = 0
-    arrived_at: float = field(default_factory=time.perf_counter)
     admitted_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
@@ -41,34 +43,70 @@ class Request:
         """Draft tokens that may follow now: one output token is always the target's own."""
         return max(0, min(self.draft_limit, self.max_new - self.seq.num_output - 1))
 
-    def output(self) -> RequestOutput:
+    @property
+    def is_scoring_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be computed."""
+        scored = self.prompt_logprobs
+        return scored is not None and len(scored) < self.seq.num_prompt
+
+    def output(self) -> CompletionOutput:
         """The answer so far in vLLM's shape; lists are the caller's own."""
         fold = self.fold
-        completion = CompletionOutput(
-            index=0,
+        return CompletionOutput(
+            index=self.seq.choice,
             text=fold.text,
             token_ids=list(fold.token_ids),
             logprobs=None if fold.logprobs is None else list(fold.logprobs),
             finish_reason=fold.finish_reason,
             stop_reason=fold.stop_reason,
         )
+
+
+@dataclass(eq=False, slots=True)
+class RequestGroup:
+    """One prompt with its n answers. The engine runs the answers one by one, as requests; only
+    its callers see them together.
+
+    requests: one per answer, in order of index. The first computes the prompt's logprobs.
+    """
+
+    request_id: str
+    prompt: str | None
+    requests: list[Request]
+    arrived_at: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        for request in self.requests:
+            request.siblings = self.requests
+
+    def output(self) -> RequestOutput:
+        """The answers so far in vLLM's shape; lists are the caller's own."""
+        first = self.requests[0]
+        scored = first.prompt_logprobs
+        stats = SpeculationStats()
+        for request in self.requests:
+            stats.add(request.stats)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=self.seq.tokens[: self.seq.num_prompt],
-            outputs=[completion],
-            finished=fold.finish_reason is not None,
-            stats=self.stats,
+            prompt_token_ids=first.seq.tokens[: first.seq.num_prompt],
+            outputs=[request.output() for request in self.requests],
+            finished=all(request.fold.finish_reason is not None for request in self.requests),
+            stats=stats,
             metrics=self._metrics(),
+            prompt_logprobs=None if scored is None else list(scored),
         )
 
     def _metrics(self) -> RequestMetrics:
-        def since_arrival(moment: float | None) -> float:
-            return 0.0 if moment is None else moment - self.arrived_at
+        def since_arrival(moments: list[float | None], of_all: bool = False) -> float:
+            known = [moment for moment in moments if moment is not None]
+            if not known or (of_all and len(known) < len(moments)):
+                return 0.0
+            return (max(known) if of_all else min(known)) - self.arrived_at
 
         return RequestMetrics(
-            queued_s=since_arrival(self.admitted_at),
-            ttft_s=since_arrival(self.first_token_at),
-            total_s=since_arrival(self.finished_at),
-            num_cached_tokens=self.num_cached_tokens,
+            queued_s=since_arrival([request.admitted_at for request in self.requests]),
+            ttft_s=since_arrival([request.first_token_at for request in self.requests]),
+            total_s=since_arrival([request.finished_at for request in self.requests], of_all=True),
+            num_cached_tokens=self.requests[0].num_cached_tokens,
         )

@@ -13,11 +13,13 @@ from outpace.types import Status
 
 @dataclass(slots=True)
 class ScheduledBatch:
-    """The requests of one step with, for each, the most tokens to feed and to draft."""
+    """The requests of one step with, for each, the most tokens to feed and to draft, and whether
+    log-probabilities of its prompt are wanted."""
 
     requests: list[Request] = field(default_factory=list)
     max_feed: list[int] = field(default_factory=list)
     draft_budgets: list[int] = field(default_factory=list)
+    score_prompt: list[bool] = field(default_factory=list)
 
 
 class Scheduler:
@@ -27,6 +29,9 @@ class Scheduler:
     memory at full length. Then it is "feed what is not cached": decoding requests come first,
     what is left of `max_num_batched_tokens` goes to prompts, in chunks, first come first served,
     so that a long prompt delays the others by one chunk at a time.
+
+    Several answers to one prompt are requests of their own, and the prompt is fed for one of them:
+    the others wait until the cache holds it, then take a copy.
     """
 
     def __init__(self, target: Runner, *, max_num_batched_tokens: int) -> None:
@@ -62,6 +67,7 @@ class Scheduler:
             batch.requests.append(request)
             batch.max_feed.append(feed)
             batch.draft_budgets.append(budget)
+            batch.score_prompt.append(request.is_scoring_prompt)
             left -= feed + budget
         return batch
 
@@ -76,12 +82,34 @@ class Scheduler:
         request.finished_at = time.perf_counter()
 
     def _admit(self) -> None:
-        while self._waiting and self._target.cache.num_free_rows:
-            request = self._waiting.popleft()
-            request.num_cached_tokens = self._target.open(request.seq)
+        num_free = self._target.cache.num_free_rows
+        for request in list(self._waiting) if num_free else ():
+            source = self._running_sibling(request)
+            if source is not None and self._is_feeding_prompt(source):
+                continue
+            self._waiting.remove(request)
+            if source is not None:
+                self._target.fork(source.seq, request.seq)
+            else:
+                # Scoring a prompt takes the logits of all its positions, cached or not.
+                request.num_cached_tokens = self._target.open(
+                    request.seq, reuse=not request.is_scoring_prompt
+                )
             request.seq.status = Status.RUNNING
             request.admitted_at = time.perf_counter()
             self._running.append(request)
+            num_free -= 1
+            if not num_free:
+                break
+
+    def _running_sibling(self, request: Request) -> Request | None:
+        """Another answer to the same prompt that has a cache row; preferably with all of it."""
+        running = [r for r in request.siblings if r.seq.status is Status.RUNNING]
+        return min(running, key=self._is_feeding_prompt, default=None)
+
+    def _is_feeding_prompt(self, request: Request) -> bool:
+        """Whether prompt tokens that another answer could copy are not cached yet."""
+        return self._target.num_cached(request.seq) < request.seq.num_prompt - 1
 
     def _num_pending(self, request: Request) -> int:
         return len(request.seq.tokens) - self._target.num_cached(request.seq)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from outpace.drafters.base import DraftingContext, check_whole_number
+from outpace.drafters.base import Drafter, DraftingContext, check_whole_number
 from outpace.engine.engine import Engine
 from outpace.engine.memory import SHARE_OF_FREE_MEMORY, available_bytes, plan_rows
 from outpace.engine.speculative_config import SpeculativeConfig
-from outpace.errors import OptionError
+from outpace.errors import ModelError, OptionError
 from outpace.models.load import LoadedModel, load_model
 from outpace.runner import Runner
 
@@ -29,6 +29,7 @@ class EngineOptions:
     max_num_seqs: int
     kv_cache_bytes: int | None
     progress: Callable[[int, int], None] | None
+    model_impl: str = "auto"
 
     def __post_init__(self) -> None:
         check_whole_number("max_num_seqs", self.max_num_seqs, low=1)
@@ -41,10 +42,18 @@ class EngineOptions:
         """Load a model with these options; one that is loaded already must agree with them."""
         if not isinstance(model, LoadedModel):
             return load_model(
-                model, dtype=self.dtype, device=self.device, download_progress=self.progress
+                model,
+                dtype=self.dtype,
+                device=self.device,
+                model_impl=self.model_impl,
+                download_progress=self.progress,
             )
         if self.dtype not in ("auto", model.dtype):
             raise OptionError(f"dtype={self.dtype!r}, but {model.name} is loaded in {model.dtype}")
+        if self.model_impl not in ("auto", model.model_impl):
+            raise OptionError(
+                f"model_impl={self.model_impl!r}, but {model.name} runs on the {model.runs_on}"
+            )
         return model
 
 
@@ -79,16 +88,28 @@ def set_up(
         max_num_seqs=num_rows,
         max_model_len=max_model_len,
         rng=rng,
-        load_model=options.load,
+        load_model=replace(options, model_impl="auto").load,
         kv_cache_bytes=kv_cache_bytes - cache.num_bytes,
     )
     drafter = speculation.drafter(speculation.options, context)
+    _check_capture(drafter, target)
     engine = Engine(Runner(target.decoder, cache), drafter, target.tokenizer, rng=rng)
     return Setup(engine, target, max_model_len)
 
 
+def _check_capture(drafter: Drafter, target: LoadedModel) -> None:
+    layers = target.decoder.capturable
+    missing = sorted(set(drafter.capture) - set(layers))
+    if missing:
+        raise ModelError(
+            f"method {drafter.method_name()!r} needs the output of layer {missing[0]} of "
+            f"{target.name}, which gives those of layers {layers.start} to {layers.stop - 1} "
+            f"({target.runs_on})"
+        )
+
+
 def _context_length(target: LoadedModel, asked: int | None) -> int:
-    limit = target.config.max_position_embeddings
+    limit = target.max_len
     if asked is None:
         return min(limit, DEFAULT_MAX_MODEL_LEN)
     if asked > limit:

@@ -4,67 +4,73 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
-from outpace.engine.loop import EngineLoop, Listener
-from outpace.engine.request import Request
+from outpace.engine.loop import EngineLoop
+from outpace.engine.request import RequestGroup
 from outpace.types import Event, RequestOutput
 
 
 class _Subscription:
     """What both kinds of stream share: starting, ending and reading the output."""
 
-    def __init__(self, loop: EngineLoop, request: Request) -> None:
+    def __init__(self, loop: EngineLoop, group: RequestGroup) -> None:
         self._loop = loop
-        self._request = request
-        self._ended = False
+        self._group = group
 
-    def _start(self, listener: Listener) -> None:
-        reason = self._request.fold.finish_reason
-        if reason is None:
-            self._loop.submit(self._request, listener)
-        else:
-            # Nothing to generate (max_tokens=0): the answer is complete already.
-            listener(Event(self._request.seq.seq_id, (), "", finish_reason=reason))
+    def _start(self, deliver: Callable[[Event | None], None]) -> None:
+        """Run what is to be run. `deliver` gets every event, then None when all answers ended."""
+        num_left = len(self._group.requests)
 
-    def _checked(self, event: Event) -> Event:
-        self._ended = event.finish_reason is not None
-        if event.error is not None:
-            raise event.error
-        return event
+        def listener(event: Event) -> None:
+            nonlocal num_left
+            deliver(event)
+            if event.finish_reason is not None:
+                num_left -= 1
+                if num_left == 0:
+                    deliver(None)
+
+        running = []
+        for request in self._group.requests:
+            reason = request.fold.finish_reason
+            if reason is None:
+                running.append(request)
+            else:
+                # Nothing to generate (max_tokens=0): the answer is complete already.
+                seq = request.seq
+                listener(Event(seq.seq_id, (), "", finish_reason=reason, index=seq.choice))
+        if running:
+            self._loop.submit(running, listener)
 
     @property
     def output(self) -> RequestOutput:
         """The output so far; complete once the stream has ended."""
-        return self._request.output()
+        return self._group.output()
 
     def _cancel(self) -> None:
-        if not self._ended:
-            self._loop.cancel(self._request)
+        self._loop.cancel(self._group.requests)
 
 
 class Stream(_Subscription, Iterator[Event]):
     """Iterator over a request's events. The request runs whether or not it is read.
 
-    `close()` (also at the end of a `with` block) cancels it if it has not ended, frees its place
-    at once, and leaves what was generated in `output`.
+    Of several answers the events come as they happen, each with its answer's index; the stream
+    ends when all answers have ended. `close()` (also at the end of a `with` block) cancels what has
+    not ended, frees its place at once, and leaves what was generated in `output`.
     """
 
-    def __init__(self, loop: EngineLoop, request: Request) -> None:
-        super().__init__(loop, request)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    def __init__(self, loop: EngineLoop, group: RequestGroup) -> None:
+        super().__init__(loop, group)
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._start(self._events.put)
 
     def __next__(self) -> Event:
-        if self._ended:
+        event = self._take()
+        if event is None:
             raise StopIteration
-        event = self._events.get()
-        if event.finish_reason is not None:
-            # Put back for whoever waits in another thread: `close` while this one iterates.
-            self._events.put(event)
-            if self._ended:
-                raise StopIteration
-        return self._checked(event)
+        if event.error is not None:
+            raise event.error
+        return event
 
     def drain(self) -> RequestOutput:
         """Wait for the end and return the output."""
@@ -74,11 +80,15 @@ class Stream(_Subscription, Iterator[Event]):
 
     def close(self) -> None:
         self._cancel()
-        while not self._ended:
-            event = self._events.get()
-            if event.finish_reason is not None:
-                self._ended = True
-                self._events.put(event)
+        while self._take() is not None:
+            pass
+
+    def _take(self) -> Event | None:
+        event = self._events.get()
+        if event is None:
+            # Put back for whoever waits in another thread: `close` while this one iterates.
+            self._events.put(None)
+        return event
 
     def __enter__(self) -> Stream:
         return self
@@ -93,39 +103,40 @@ class AsyncStream(_Subscription, AsyncIterator[Event]):
     Cancelling the task that iterates cancels the request.
     """
 
-    def __init__(self, loop: EngineLoop, request: Request) -> None:
-        super().__init__(loop, request)
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+    def __init__(self, loop: EngineLoop, group: RequestGroup) -> None:
+        super().__init__(loop, group)
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         event_loop = asyncio.get_running_loop()
 
-        def listener(event: Event) -> None:
+        def deliver(event: Event | None) -> None:
             event_loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        self._start(listener)
+        self._start(deliver)
 
     async def __anext__(self) -> Event:
-        if self._ended:
-            raise StopAsyncIteration
         try:
-            event = await self._events.get()
+            event = await self._take()
         except asyncio.CancelledError:
             self._cancel()
             raise
-        if event.finish_reason is not None:
-            # Put back for whoever waits in another task: `aclose` while this one iterates.
-            self._events.put_nowait(event)
-            if self._ended:
-                raise StopAsyncIteration
-        return self._checked(event)
+        if event is None:
+            raise StopAsyncIteration
+        if event.error is not None:
+            raise event.error
+        return event
 
     async def aclose(self) -> None:
-        """Cancel the request if it has not ended, and wait until its place is free."""
+        """Cancel what has not ended, and wait until its place is free."""
         self._cancel()
-        while not self._ended:
-            event = await self._events.get()
-            if event.finish_reason is not None:
-                self._ended = True
-                self._events.put_nowait(event)
+        while await self._take() is not None:
+            pass
+
+    async def _take(self) -> Event | None:
+        event = await self._events.get()
+        if event is None:
+            # Put back for whoever waits in another task: `aclose` while this one iterates.
+            self._events.put_nowait(None)
+        return event
 
     async def __aenter__(self) -> AsyncStream:
         return self

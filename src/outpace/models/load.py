@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from outpace.cache import KVCache
+from outpace.cache import CacheRows
 from outpace.errors import ModelError, OptionError
-from outpace.models import hub
 from outpace.models.attention import padded_capacity
-from outpace.models.config import ModelConfig
+from outpace.models.base import CausalModel
+from outpace.models.config import ModelConfig, read_json
 from outpace.models.decoder import Decoder
+from outpace.models.hf.config import SUPPORTED
+from outpace.models.hub import names
+from outpace.models.open import open_checkpoint
+from outpace.models.tensors import check_tensors
 from outpace.models.threads import in_own_thread
 from outpace.models.tokenizer import Tokenizer
-from outpace.models.weights import check_tensors, open_checkpoint
 
 Progress = Callable[[int, int], None]
 
@@ -28,33 +32,53 @@ DTYPES = {
 }
 
 
+MODEL_IMPLS = ("auto", "outpace", "transformers")
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder with its tokenizer and identity.
+    """A model with its tokenizer and identity.
 
     fingerprint: content key of config and weights; drafts trained for a model are bound to it.
+    model_impl: what computes it: "outpace" (our own decoder) or "transformers" (the adapter).
+    generation_config: what its makers advise for sampling, as stored; see
+        `Checkpoint.generation_config`.
     """
 
-    decoder: Decoder
+    decoder: CausalModel
     tokenizer: Tokenizer
     name: str
     fingerprint: str
+    model_impl: str = "outpace"
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def runs_on(self) -> str:
+        """What computes the model, in words."""
+        return {"outpace": "outpace decoder", "transformers": "transformers adapter"}[
+            self.model_impl
+        ]
 
     @property
     def config(self) -> ModelConfig:
+        """Shape of a model that runs on our own decoder."""
+        assert isinstance(self.decoder, Decoder), f"{self.name} runs on the {self.runs_on}"
         return self.decoder.config
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of a sequence."""
+        return self.decoder.max_len
 
     @property
     def dtype(self) -> str:
         return next(name for name, dtype in DTYPES.items() if dtype == self.decoder.dtype)
 
     def kv_bytes(self, *, num_rows: int, num_tokens: int) -> int:
-        """Bytes of a cache: 2 x layers x kv_heads x head_dim x tokens x bytes x rows."""
-        config = self.config
-        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return per_token * padded_capacity(num_tokens) * self.decoder.dtype.itemsize * num_rows
+        """Bytes of a cache for `num_rows` sequences of up to `num_tokens` tokens."""
+        return self.decoder.kv_bytes(num_rows=num_rows, capacity=padded_capacity(num_tokens))
 
-    def new_cache(self, *, num_rows: int, num_tokens: int) -> KVCache:
+    def new_cache(self, *, num_rows: int, num_tokens: int) -> CacheRows:
         """A cache for `num_rows` sequences of up to `num_tokens` tokens."""
         return self.decoder.new_cache(num_rows=num_rows, capacity=padded_capacity(num_tokens))
 
@@ -64,21 +88,31 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    model_impl: str = "auto",
     download_progress: Progress | None = None,
 ) -> LoadedModel:
     """Load an alias (fetched on first use), a GGUF file or a Hugging Face directory.
 
     dtype: "auto" takes bfloat16 where the device computes it natively, else float32; "float64"
         is the row-invariant mode of the tests.
+    model_impl: what computes the model. "outpace": our own decoder. "transformers": the adapter
+        (`models/hf/adapter.py`), slower and for one sequence at a time. "auto": the decoder where
+        it has the architecture, else, for a Hugging Face directory, the adapter.
     Raises ModelError or OptionError with what was given and what is possible.
     """
     torch_device = resolve_device(device)
     torch_dtype = resolve_dtype(dtype, torch_device)
-    path = hub.resolve(str(name_or_path), progress=download_progress)
+    if model_impl not in MODEL_IMPLS:
+        raise OptionError(f"model_impl must be {', '.join(MODEL_IMPLS)}, got {model_impl!r}")
+    path = names.resolve(str(name_or_path), progress=download_progress)
+    if model_impl == "transformers" or (model_impl == "auto" and _needs_adapter(path)):
+        from outpace.models.hf.adapter import load_hf_adapter
+
+        return load_hf_adapter(path, torch_dtype, torch_device, name=str(name_or_path))
     checkpoint = open_checkpoint(path)
     check_tensors(checkpoint)
     tokenizer = checkpoint.tokenizer()
-    _check_tokenizer_size(tokenizer, checkpoint.config)
+    check_tokenizer_size(tokenizer, checkpoint.config.vocab_size)
     decoder = in_own_thread(
         lambda: Decoder(
             checkpoint.config,
@@ -88,7 +122,13 @@ def load_model(
             num_logits=min(tokenizer.vocab_size, checkpoint.config.vocab_size),
         )
     )
-    return LoadedModel(decoder, tokenizer, str(name_or_path), checkpoint.fingerprint())
+    return LoadedModel(
+        decoder,
+        tokenizer,
+        str(name_or_path),
+        checkpoint.fingerprint(),
+        generation_config=checkpoint.generation_config(),
+    )
 
 
 def resolve_device(device: str) -> torch.device:
@@ -119,16 +159,24 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _check_tokenizer_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
+def _needs_adapter(path: Path) -> bool:
+    """Whether it is a Hugging Face directory of an architecture that our decoder does not have."""
+    if not (path / "config.json").is_file():
+        return False
+    architecture = read_json(path / "config.json", "").get("model_type")
+    return isinstance(architecture, str) and architecture not in SUPPORTED
+
+
+def check_tokenizer_size(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Refuse a tokenizer that belongs to another model: rows without a token are never drawn.
 
     Padding of vocabularies is a few hundred rows; half of all rows is far beyond that.
     """
     num_tokens = len(tokenizer.vocab())
-    if 2 * num_tokens < config.vocab_size:
+    if 2 * num_tokens < vocab_size:
         raise ModelError(
             f"{tokenizer.name}: the tokenizer knows {num_tokens} tokens, but the model has "
-            f"{config.vocab_size} vocabulary rows; put the model's own tokenizer beside it"
+            f"{vocab_size} vocabulary rows; put the model's own tokenizer beside it"
         )
 
 

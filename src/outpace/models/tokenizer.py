@@ -1,7 +1,7 @@
 """Text to token ids and back, from GGUF metadata or a Hugging Face directory.
 
-The work is done by the `tokenizers` library. What is ours is choosing the pre-tokenizer that the
-model was trained with, and knowing which ids are control tokens and which end an answer.
+The work is done by the `tokenizers` library. What is ours is knowing which ids are control tokens
+and which end an answer, and (in `gguf_tokenizer`) which rules the model was trained with.
 """
 
 from __future__ import annotations
@@ -9,25 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken
 
 from outpace.errors import ModelError, OptionError
 from outpace.models.chat import ChatTemplate
 from outpace.models.config import read_json
+from outpace.models.gguf.tokenizer import read_tokenizer
 
-# Token kinds of GGUF (tokenizer.ggml.token_type).
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
-
-# The published split of Llama 3, and that of Qwen 2, which takes digits one by one.
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace("{1,3}", "")
-_SUPPORTED_PRE = ("gpt-2", "llama-bpe", "qwen2", "smollm")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -69,12 +60,19 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], name: str = "tokenizer") -> Tokenizer:
-        """Build from the `tokenizer.*` metadata of a GGUF file (byte-level BPE only).
+        """Build from the `tokenizer.*` metadata of a GGUF file.
 
         Raises ModelError for a tokenizer kind or pre-tokenizer that is not reproduced exactly,
         and for missing or contradictory metadata.
         """
-        return _GGUFReader(metadata, name).build()
+        parts = read_tokenizer(metadata, name)
+        return cls(
+            parts.backend,
+            bos_id=parts.bos_id,
+            end_token_ids=parts.end_token_ids,
+            chat=parts.chat,
+            name=name,
+        )
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
@@ -163,137 +161,6 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
 
 def _spelled(token: str | None) -> str:
     return "no token" if token is None else repr(token)
-
-
-class _GGUFReader:
-    """Builds a Tokenizer from GGUF metadata."""
-
-    def __init__(self, metadata: Mapping[str, Any], name: str) -> None:
-        self._metadata = metadata
-        self._name = name
-        kind = metadata.get("tokenizer.ggml.model")
-        if kind != "gpt2":
-            self._fail(
-                f"tokenizer kind {kind!r} is not supported; supported: 'gpt2' (byte-level BPE)"
-            )
-        self._pre = metadata.get("tokenizer.ggml.pre")
-        if self._pre not in _SUPPORTED_PRE:
-            self._fail(
-                f"pre-tokenizer {self._pre!r} is not supported; "
-                f"supported: {', '.join(_SUPPORTED_PRE)}"
-            )
-        self._tokens: list[str] = self._list("tokens", str)
-        self._kinds: list[int] = (
-            self._list("token_type", int)
-            if "tokenizer.ggml.token_type" in metadata
-            else [1] * len(self._tokens)
-        )
-        if len(self._kinds) != len(self._tokens):
-            self._fail(f"{len(self._tokens)} tokens but {len(self._kinds)} token types")
-
-    def build(self) -> Tokenizer:
-        backend = tokenizers.Tokenizer(self._bpe())
-        if self._pre == "qwen2":
-            backend.normalizer = normalizers.NFC()
-        backend.pre_tokenizer = _pre_tokenizer(str(self._pre))
-        backend.decoder = decoders.ByteLevel()
-        backend.add_special_tokens(self._added(_CONTROL, special=True))
-        backend.add_tokens(self._added(_USER_DEFINED, special=False))
-        special = {name: self._special_id(name) for name in _SPECIAL_NAMES}
-        bos, eos = special["bos_token"], special["eos_token"]
-        backend.post_processor = self._post_processor(bos, eos)
-        ends = {eos, self._id("eot_token_id"), self._id("eom_token_id")} - {None}
-        source = self._metadata.get("tokenizer.chat_template")
-        if source is not None and not isinstance(source, str):
-            self._fail("tokenizer.chat_template must be text")
-        names = {name: self._tokens[i] for name, i in special.items() if i is not None}
-        return Tokenizer(
-            backend,
-            bos_id=bos,
-            end_token_ids=[token_id for token_id in ends if token_id is not None],
-            chat=None if source is None else ChatTemplate(source, names),
-            name=self._name,
-        )
-
-    def _bpe(self) -> models.BPE:
-        vocab: dict[str, int] = {}
-        for token_id, (token, kind) in enumerate(zip(self._tokens, self._kinds, strict=True)):
-            if kind == _UNUSED:
-                continue
-            if vocab.setdefault(token, token_id) != token_id:
-                self._fail(f"token {token!r} occurs twice, as id {vocab[token]} and {token_id}")
-        merges = []
-        for merge in self._list("merges", str):
-            left, space, right = merge.partition(" ")
-            known = left in vocab and right in vocab and left + right in vocab
-            if not space or not known:
-                self._fail(f"merge {merge!r} does not join two tokens of the vocabulary")
-            merges.append((left, right))
-        # Llama 3's tokenizer takes a piece that is a token as it stands, without merging.
-        return models.BPE(vocab, merges, ignore_merges=self._pre == "llama-bpe")
-
-    def _added(self, kind: int, special: bool) -> list[AddedToken]:
-        return [
-            AddedToken(token, special=special, normalized=False)
-            for token, token_kind in zip(self._tokens, self._kinds, strict=True)
-            if token_kind == kind and token
-        ]
-
-    def _post_processor(self, bos: int | None, eos: int | None) -> Any:
-        pieces, special = ["$A"], []
-        if self._flag("add_bos_token", default=self._pre == "llama-bpe"):
-            if bos is None:
-                self._fail("add_bos_token is set, but there is no bos_token_id")
-            pieces.insert(0, self._tokens[bos])
-            special.append((self._tokens[bos], bos))
-        if self._flag("add_eos_token", default=False):
-            if eos is None:
-                self._fail("add_eos_token is set, but there is no eos_token_id")
-            pieces.append(self._tokens[eos])
-            special.append((self._tokens[eos], eos))
-        if not special:
-            return processors.ByteLevel(trim_offsets=False)
-        return processors.TemplateProcessing(single=pieces, special_tokens=special)
-
-    def _special_id(self, name: str) -> int | None:
-        # llama.cpp spells these two keys out.
-        long_names = {"unk_token": "unknown_token", "pad_token": "padding_token"}
-        return self._id(f"{long_names.get(name, name)}_id")
-
-    def _id(self, key: str) -> int | None:
-        token_id = self._metadata.get(f"tokenizer.ggml.{key}")
-        if token_id is None:
-            return None
-        if type(token_id) is not int or not 0 <= token_id < len(self._tokens):
-            self._fail(f"{key} must be an id below {len(self._tokens)}, got {token_id!r}")
-        return token_id
-
-    def _flag(self, key: str, default: bool) -> bool:
-        value = self._metadata.get(f"tokenizer.ggml.{key}", default)
-        if not isinstance(value, bool):
-            self._fail(f"tokenizer.ggml.{key} must be true or false, got {value!r}")
-        return value
-
-    def _list(self, key: str, element: type) -> list[Any]:
-        values = self._metadata.get(f"tokenizer.ggml.{key}")
-        if not isinstance(values, list) or not all(type(value) is element for value in values):
-            self._fail(f"tokenizer.ggml.{key} must be a list of {element.__name__}")
-        return values
-
-    def _fail(self, reason: str) -> NoReturn:
-        raise ModelError(f"{self._name}: {reason}")
-
-
-def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
-    byte_level = pre_tokenizers.ByteLevel
-    if pre == "gpt-2":
-        return byte_level(add_prefix_space=False, use_regex=True)
-    if pre == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, byte_level(add_prefix_space=False, use_regex=True)])
-    split = {"llama-bpe": _LLAMA3_SPLIT, "qwen2": _QWEN2_SPLIT}[pre]
-    pieces = pre_tokenizers.Split(Regex(split), behavior="isolated")
-    return pre_tokenizers.Sequence([pieces, byte_level(add_prefix_space=False, use_regex=False)])
 
 
 def _from_directory(path: Path) -> Tokenizer:

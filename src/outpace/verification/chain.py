@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -37,8 +38,16 @@ from outpace.types import Draft, Verdict
 
 Row = Shaped[np.ndarray, " V"]
 DraftRow = Shaped[np.ndarray, " V_draft"]
-Rows = Shaped[np.ndarray, "rows V"]
 Coins = Sequence[Number] | np.ndarray
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """One row of probabilities per position: an array [rows, V], or rows made when asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Row: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,5 +186,5 @@ def _probability(row: Shaped[np.ndarray, " V_any"], token: int) -> Number:
 
 def _check(p: Rows, draft: Draft, coins: Coins) -> None:
     k = len(draft)
-    assert p.shape[0] == k + 1, f"{k} draft tokens need {k + 1} rows, got {p.shape}"
+    assert len(p) == k + 1, f"{k} draft tokens need {k + 1} rows, got {len(p)}"
     assert len(coins) == k, f"{k} draft tokens need {k} coins, got {len(coins)}"

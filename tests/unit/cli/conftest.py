@@ -14,13 +14,13 @@ import outpace
 from outpace.cli.main import main
 from outpace.engine.fold import OutputFold
 from outpace.errors import ContextLengthError
+from outpace.params import SamplingParams
 from outpace.types import (
     CompletionOutput,
     Event,
     Logprob,
     RequestMetrics,
     RequestOutput,
-    SamplingParams,
     SpeculationStats,
     Verdict,
 )
@@ -104,6 +104,7 @@ class FakeLLM:
     model: str
     speculative_config: dict[str, Any] | None = None
     dtype: str = "auto"
+    model_impl: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 8
     device: str = "auto"

@@ -11,7 +11,7 @@ import pytest
 
 from outpace.cli.generate import generate
 from outpace.drafters import available_methods, options_of
-from outpace.types import SamplingParams
+from outpace.params import SamplingParams
 
 Run = Callable[..., tuple[int, str, str]]
 REPLY = "you said: hello"
@@ -60,6 +60,11 @@ def test_raw_prompt_and_sources(run_cli: Run, llms: list, tmp_path: Path) -> Non
         (["a", "--speculative-config", "[]"], "", 1, "error: --speculative-config must be an obj"),
         (["a", "--prompt-lookup-max", "3"], "", 1, "error: --prompt-lookup-max configures a"),
         (["a", "--method", "nonsense"], "", 2, "'nonsense' is not one of draft_model, ngram, none"),
+        (["a", "--logit-bias", "x=1"], "", 2, "'x=1' is not a token id and a number"),
+        (["a", "--logit-bias", "5"], "", 2, "'5' is not a token id and a number"),
+        (["a", "--logit-bias", "5=1", "--logit-bias", "5=2"], "", 1, "names a token id twice"),
+        (["a", "--n", "0"], "", 1, "error: n must be a whole number from 1 to 1024"),
+        (["a", "--n", "2", "--compare"], "", 1, "error: --compare times one answer"),
         (["a", "--repeats", "2"], "", 2, "--repeats only has a meaning with --compare"),
         (["a", "--dtype", "int8"], "", 2, "'int8' is not one of"),
     ],
@@ -123,6 +128,16 @@ def test_a_token_of_probability_zero_is_null_in_json(
 
 
 SAMPLING_VALUES: dict[str, tuple[list[str], object]] = {
+    "n": (["2"], 2),
+    "repetition_penalty": (["1.1"], 1.1),
+    "presence_penalty": (["-0.5"], -0.5),
+    "frequency_penalty": (["0.5"], 0.5),
+    "logit_bias": (["50=-1.5"], {50: -1.5}),
+    "allowed_token_ids": (["3"], (3,)),
+    "bad_words": (["zzz"], ("zzz",)),
+    "min_tokens": (["2"], 2),
+    "typical_p": (["0.9"], 0.9),
+    "prompt_logprobs": (["1"], 1),
     "temperature": (["0.5"], 0.5),
     "top_k": (["7"], 7),
     "top_p": (["0.9"], 0.9),
@@ -138,7 +153,9 @@ SAMPLING_VALUES: dict[str, tuple[list[str], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(SamplingParams)])
+@pytest.mark.parametrize(
+    "name", [f.name for f in fields(SamplingParams) if f.name != "logits_processors"]
+)
 @pytest.mark.parametrize("separator", ["-", "_"])
 def test_every_sampling_parameter_arrives(
     run_cli: Run, llms: list, name: str, separator: str

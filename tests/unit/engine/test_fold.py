@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.engine.fold import IncrementalDecoder, OutputFold, find_first_stop, len_possible_stop
-from outpace.types import Logprob, SamplingParams
+from outpace.params import SamplingParams
+from outpace.types import Logprob
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "stop_vectors.json"
 EOS, PAD = 256, 257
@@ -253,8 +254,8 @@ def test_decoders_that_strip_the_first_space(ids: list[int]) -> None:
 
 @pytest.mark.model
 def test_the_default_models_tokenizer() -> None:
-    from outpace.models.hub import resolve
-    from outpace.models.weights import open_checkpoint
+    from outpace.models.hub.names import resolve
+    from outpace.models.open import open_checkpoint
 
     tokenizer = open_checkpoint(resolve("smollm2-135m")).tokenizer()
     draw = random.Random(0)
@@ -286,14 +287,54 @@ def test_stop_strings_against_a_search_of_every_prefix(
     assert fold.finish_reason == ("length" if expected[2] is None else "stop")
 
 
-def _stop_oracle(ids: list[int], stops: list[str], keep: bool) -> tuple[str, list[int], str | None]:
+@given(small_text, stop_strings, st.integers(1, 5), st.booleans(), st.integers(0, 12))
+@settings(max_examples=300)
+def test_stop_strings_that_come_too_early_against_a_search_of_every_prefix(
+    text: str, stops: list[str], block_len: int, keep: bool, min_tokens: int
+) -> None:
+    ids = encode(text)
+    fold = make_fold(stop=stops, include_stop_str_in_output=keep, min_tokens=min_tokens)
+    deltas = run(fold, ids, (block_len,))
+    if fold.finish_reason is None:
+        fold.abort()
+        deltas.append(fold.take_delta())
+    assert (fold.text, fold.token_ids, fold.stop_reason) == _stop_oracle(
+        ids, stops, keep, min_tokens
+    )
+    assert "".join(deltas) == fold.text
+
+
+@pytest.mark.parametrize("min_tokens", range(6))
+def test_nothing_stops_the_output_up_to_min_tokens(min_tokens: int) -> None:
+    """The first token that may end it is number min_tokens + 1, whatever ends it."""
+    fold = make_fold(min_tokens=min_tokens, stop_token_ids=[ord("Z")])
+    run(fold, [EOS, ord("Z"), EOS, ord("Z"), EOS, ord("Z"), EOS])
+    assert len(fold.token_ids) == min_tokens + 1
+    fold = make_fold(min_tokens=min_tokens, stop="a")
+    run(fold, encode("aaaaaaaa"))
+    assert (len(fold.token_ids), fold.text) == (min_tokens + 1, "a" * min_tokens)
+    fold = make_fold(min_tokens=min_tokens, stop="aa")
+    run(fold, encode("aaaaaaaa"))
+    assert len(fold.token_ids) == max(min_tokens + 1, 2)
+
+
+def test_the_length_limit_does_not_wait_for_min_tokens() -> None:
+    """The context may leave less room than was asked for."""
+    fold = make_fold(2, min_tokens=5)
+    run(fold, [EOS, EOS, EOS])
+    assert (len(fold.token_ids), fold.finish_reason) == (2, "length")
+
+
+def _stop_oracle(
+    ids: list[int], stops: list[str], keep: bool, min_tokens: int = 0
+) -> tuple[str, list[int], str | None]:
     """Grow the text character by character; the first that ends with a stop string is cut."""
     text = TOKENIZER.decode(ids)
     for end in range(1, len(text) + 1):
         matching = [stop for stop in stops if text[:end].endswith(stop)]
-        if matching:
+        num_tokens = len(text[:end].encode())
+        if matching and num_tokens > min_tokens:
             stop = max(matching, key=len)
-            num_tokens = len(text[:end].encode())
             return text[: end if keep else end - len(stop)], ids[:num_tokens], stop
     return text, ids, None
 

@@ -1,8 +1,12 @@
-"""The decoder against transformers' Llama, and against itself however the work is split."""
+"""The decoder against transformers' Llama, and against itself however the work is split.
+
+What other families add is tested in test_decoder_features.py.
+"""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from tiny import (
     fresh_logits,
+    layer_kind,
     new_runner,
     new_sequence,
     random_weights,
@@ -20,7 +25,7 @@ from tiny import (
 )
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from outpace.models import hub
+from outpace.models.hub import names
 from outpace.models.load import LoadedModel, load_model
 from outpace.types import Draft
 
@@ -34,12 +39,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "three heads share": {"num_heads": 6, "num_kv_heads": 2, "hidden_size": 48},
     "one key/value head": {"num_heads": 4, "num_kv_heads": 1},
     "tied": {"tie_word_embeddings": True},
-    "attention biases": {"attention_bias": True},
+    "attention biases": {"qkv_bias": True, "o_bias": True},
     "mlp biases": {"mlp_bias": True},
-    "all biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "all biases, tied": {
+        "qkv_bias": True,
+        "o_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
     "wide heads": {"head_dim": 16},
     "narrow heads": {"head_dim": 4},
-    "other constants": {"rope_theta": 100.0, "rms_norm_eps": 1e-2},
+    "other constants": {"layers": (layer_kind(theta=100.0),) * 2, "norm_eps": 1e-2},
     "three layers": {"num_layers": 3},
 }
 
@@ -47,6 +57,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def write_variant(folder: Path, changes: dict[str, Any]) -> LlamaForCausalLM:
     """A random transformers model, saved with a tokenizer; returns it in float32."""
     config = tiny_config(**changes)
+    rope = config.layers[0].rope
+    assert rope is not None
+    # The second of the frequencies theta^(-2i/dim).
+    rope_theta = rope.frequencies[1] ** (-rope.dim / 2)
     reference = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
@@ -56,11 +70,11 @@ def write_variant(folder: Path, changes: dict[str, Any]) -> LlamaForCausalLM:
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            rms_norm_eps=config.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
             max_position_embeddings=config.max_position_embeddings,
             tie_word_embeddings=config.tie_word_embeddings,
-            attention_bias=config.attention_bias,
+            attention_bias=config.qkv_bias,
             mlp_bias=config.mlp_bias,
         )
     ).eval()
@@ -239,23 +253,31 @@ class TestShapes:
 
     def test_a_model_that_claims_any_number_of_positions_takes_no_memory_for_them(self):
         model = tiny_model(max_len=2**31 - 1)
+        (rotation,) = model.decoder._rotations
         tokens = [5, 6, 7, 8, 9]
-        assert len(model.decoder._cos) == 0
+        assert len(rotation) == 0
         expected = fresh_logits(tiny_model(max_len=64), tokens)
         assert torch.equal(fresh_logits(model, tokens), expected)
-        assert 0 < len(model.decoder._cos) <= 256
+        assert 0 < len(rotation) <= 256
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     def test_growing_rotation_tables_keep_every_bit(self, dtype):
         model, whole = (tiny_model(dtype=dtype, max_len=600, head_dim=16) for _ in range(2))
         whole.decoder.new_cache(num_rows=1, capacity=600)
+        (rotation,), (complete,) = model.decoder._rotations, whole.decoder._rotations
         lengths = []
         for capacity in (1, 7, 250, 64, 513, 4096):
             model.decoder.new_cache(num_rows=1, capacity=capacity)
-            lengths.append(len(model.decoder._cos))
-            assert torch.equal(model.decoder._cos, whole.decoder._cos[: lengths[-1]])
-            assert torch.equal(model.decoder._sin, whole.decoder._sin[: lengths[-1]])
+            lengths.append(len(rotation))
+            positions = torch.arange(len(rotation))
+            for table, other in zip(rotation(positions), complete(positions), strict=True):
+                assert torch.equal(table, other)
         assert lengths == [1, 7, 250, 250, 513, 600]
+
+    def test_one_table_for_each_distinct_rotation(self):
+        far, near = layer_kind(theta=1e6), layer_kind(theta=1e4)
+        layers = (near, far, near, layer_kind(theta=None), replace(far, window=4))
+        assert len(tiny_model(layers=layers).decoder._rotations) == 2
 
     def test_loading_reports_every_layer(self):
         from outpace.models.decoder import Decoder
@@ -278,7 +300,7 @@ def model() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    file = hub.resolve("smollm2-135m")
+    file = names.resolve("smollm2-135m")
     return AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=torch.float32
     ).eval()

@@ -18,14 +18,15 @@ from model_files import (
     write_hf,
     write_tokenizer,
 )
+from model_files import tokenizer_from_gguf as from_gguf
 from prompts import Prompt
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from outpace.errors import ModelError, OptionError
-from outpace.models import hub
+from outpace.models.hub import names
+from outpace.models.open import open_checkpoint
 from outpace.models.tokenizer import Tokenizer, check_same_vocabulary
-from outpace.models.weights import open_checkpoint
 
 AWKWARD = [
     "",
@@ -46,16 +47,12 @@ AWKWARD = [
 ]
 
 
-def from_gguf(**changes: Any) -> Tokenizer:
-    return Tokenizer.from_gguf(tokenizer_metadata(**changes), "tiny")
-
-
 # --- the default model against transformers ---------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def real() -> Tokenizer:
-    return open_checkpoint(hub.resolve("smollm2-135m")).tokenizer()
+    return open_checkpoint(names.resolve("smollm2-135m")).tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +62,7 @@ def reference() -> PreTrainedTokenizerFast:
     transformers knows no split for GGUF's "smollm" and falls back to GPT-2's, which puts the last
     of several spaces to the digits after it; the published tokenizer.json takes digits first.
     """
-    path = hub.resolve("smollm2-135m")
+    path = names.resolve("smollm2-135m")
     found = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     found.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -188,112 +185,11 @@ def test_control_and_user_defined_tokens() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<s><tool>b<e>"
 
 
-def test_rows_without_a_token_decode_to_nothing() -> None:
-    tokenizer = from_gguf()
-    assert "[PAD263]" not in tokenizer.vocab()
-    assert tokenizer.token_text(263) == tokenizer.token_text(10**6) == ""
-
-
 def test_incomplete_characters_are_replaced() -> None:
     tokenizer = from_gguf()
     first, *rest = tokenizer.encode("🙂")
     assert tokenizer.decode([first]) == "\ufffd"
     assert tokenizer.decode([first, *rest]) == "🙂"
-
-
-def test_beginning_and_end_tokens_as_the_file_says() -> None:
-    text = "hello"
-    plain = from_gguf().encode(text)
-    begun = from_gguf(add_bos_token=True)
-    assert begun.encode(text) == [1, *plain]
-    assert begun.encode(text, add_special_tokens=False) == plain
-    assert from_gguf(add_bos_token=True, add_eos_token=True).encode(text) == [1, *plain, 0]
-    unsaid = tokenizer_metadata(pre="llama-bpe")
-    del unsaid["tokenizer.ggml.add_bos_token"]
-    assert Tokenizer.from_gguf(unsaid).encode(text)[0] == 1
-
-
-def test_end_tokens_of_gguf() -> None:
-    assert from_gguf(eot_token_id=1).end_token_ids == {0, 1}
-    assert from_gguf(eom_token_id=2).end_token_ids == {0, 2}
-    assert from_gguf(eos_token_id=None).end_token_ids == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("pre", "pieces"),
-    [
-        ("gpt-2", ["x", "Ġ", "Ġ123", "ĊĊ", "Ġa", "'", "LL"]),
-        ("smollm", ["x", "ĠĠ", "1", "2", "3", "ĊĊ", "Ġa", "'", "LL"]),
-        ("llama-bpe", ["x", "Ġ", "Ġ", "123", "ĊĊ", "Ġa", "'LL"]),
-        ("qwen2", ["x", "Ġ", "Ġ", "1", "2", "3", "ĊĊ", "Ġa", "'LL"]),
-    ],
-)
-def test_pre_tokenizers_split_as_published(pre: str, pieces: list[str]) -> None:
-    # All pieces are made tokens and all merges allowed, so that only the split keeps them apart.
-    tokens, kinds, _ = vocabulary()
-    merges = []
-    spelled = "xĠĠ123ĊĊĠa'LL"
-    known = set(tokens)
-    for length in range(2, len(spelled) + 1):
-        for start in range(len(spelled) - length + 1):
-            piece = spelled[start : start + length]
-            merges += [f"{piece[:cut]} {piece[cut:]}" for cut in range(1, length)]
-            if piece not in known:
-                known.add(piece)
-                tokens.append(piece)
-    kinds += [1] * (len(tokens) - len(kinds))
-    text = spelled.replace("Ġ", " ").replace("Ċ", "\n")
-    tokenizer = from_gguf(pre=pre, tokens=tokens, token_type=kinds, merges=merges)
-    spelling = {token_id: token for token, token_id in tokenizer.vocab().items()}
-    found = [spelling[token_id] for token_id in tokenizer.encode(text, False)]
-    assert found == pieces
-
-
-def test_qwen2_normalises() -> None:
-    assert from_gguf(pre="qwen2").encode("e\u0301") == from_gguf(pre="qwen2").encode("é")
-    assert from_gguf().encode("e\u0301") != from_gguf().encode("é")
-
-
-def test_llama_takes_a_whole_token_without_merging() -> None:
-    tokens, kinds, merges = vocabulary()
-    tokens, kinds = [*tokens, "xyz"], [*kinds, 1]
-    assert from_gguf(pre="llama-bpe", tokens=tokens, token_type=kinds, merges=merges).encode(
-        "xyz", add_special_tokens=False
-    ) == [264]
-    assert len(from_gguf(tokens=tokens, token_type=kinds, merges=merges).encode("xyz")) == 3
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model": "llama"}, r"tokenizer kind 'llama' is not supported; supported: 'gpt2'"),
-    ({"model": None}, r"tokenizer kind None"),
-    ({"pre": "deepseek-llm"}, r"pre-tokenizer 'deepseek-llm' is not supported; supported: gpt-2"),
-    ({"pre": None}, r"pre-tokenizer None"),
-    ({"tokens": None}, r"tokens must be a list of str"),
-    ({"tokens": [1, 2]}, r"tokens must be a list of str"),
-    ({"token_type": [1]}, r"264 tokens but 1 token types"),
-    ({"token_type": ["1"] * 264}, r"token_type must be a list of int"),
-    ({"merges": None}, r"merges must be a list of str"),
-    ({"merges": ["he"]}, r"merge 'he' does not join two tokens"),
-    ({"merges": ["h zz"]}, r"merge 'h zz' does not join two tokens"),
-    ({"merges": ["h h"]}, r"merge 'h h' does not join two tokens"),
-    ({"bos_token_id": 264}, r"bos_token_id must be an id below 264, got 264"),
-    ({"eos_token_id": -1}, r"eos_token_id must be an id below 264, got -1"),
-    ({"eos_token_id": "0"}, r"eos_token_id must be an id"),
-    ({"add_bos_token": 1}, r"add_bos_token must be true or false, got 1"),
-    ({"add_bos_token": True, "bos_token_id": None}, r"there is no bos_token_id"),
-    ({"add_eos_token": True, "eos_token_id": None}, r"there is no eos_token_id"),
-    ({"tokens": ["a", "a"], "token_type": [1, 1]}, r"token 'a' occurs twice, as id 0 and 1"),
-]
-
-
-@pytest.mark.parametrize(("changes", "reason"), REFUSED, ids=lambda value: str(value)[:40])
-def test_gguf_tokenizers_that_cannot_be_exact_are_refused(
-    changes: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ModelError, match=rf"^tiny: .*{reason}"):
-        from_gguf(**changes)
-    with pytest.raises(ModelError, match="chat_template must be text"):
-        Tokenizer.from_gguf(tokenizer_metadata() | {"tokenizer.chat_template": 3})
 
 
 def test_directories_without_or_with_a_damaged_tokenizer(tmp_path: Path) -> None:

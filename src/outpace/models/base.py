@@ -1,0 +1,62 @@
+"""What the engine needs of a model, whoever computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from outpace.cache import CacheRows
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from outpace.models.decoder import Batch
+
+
+@runtime_checkable
+class CausalModel(Protocol):
+    """A causal language model whose cache can be rolled back, on one device.
+
+    Our own `Decoder` is one, the adapter for models of `transformers` another.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def num_logits(self) -> int:
+        """How many leading vocabulary rows are real tokens; the rest is padding without logits."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of a sequence: the positions the model was made for."""
+
+    @property
+    def max_rows(self) -> int | None:
+        """Most rows a cache of this model may have; None: any number."""
+
+    @property
+    def capturable(self) -> range:
+        """Layers whose output `forward` can return: 0 is the embedding, i the i-th layer."""
+
+    def kv_bytes(self, *, num_rows: int, capacity: int) -> int:
+        """Bytes of a cache of that size, once it is full."""
+
+    def new_cache(self, *, num_rows: int, capacity: int) -> CacheRows: ...
+
+    def forward(
+        self, batch: Batch, cache: Any, capture: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """One pass over the batch. Mutates only `cache`, which must come from `new_cache`.
+
+        Returns the logits of `batch.logit_rows`, [R, num_logits] in float32 (float64 for a
+        float64 model), and for each layer in `capture` its output (residual stream, before any
+        norm) for every token of the batch, [N, hidden].
+        """

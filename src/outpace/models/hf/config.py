@@ -1,0 +1,38 @@
+"""Reading `config.json` of a Hugging Face model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outpace.models.architectures import check_architecture
+from outpace.models.config import ModelConfig, refuse
+from outpace.models.hf.families import FAMILIES
+from outpace.models.hf.fields import refuse_features, refuse_packaging
+
+SUPPORTED = tuple(FAMILIES)
+
+
+def config_from_hf(values: Mapping[str, Any], name: str = "") -> ModelConfig:
+    """Read the content of a Hugging Face `config.json`.
+
+    Fields that are absent take the value that the model's own class gives them. Raises ModelError
+    for anything the decoder does not compute and for bad fields.
+    """
+    if not isinstance(values, Mapping):
+        refuse(name, f"config.json must hold an object, got {type(values).__name__}")
+    refuse_packaging(values, name)
+    check_architecture(values.get("model_type"), SUPPORTED, name)
+    family = FAMILIES[values["model_type"]]
+    classes = values.get("architectures")
+    if classes is not None and not (isinstance(classes, list) and family.model_class in classes):
+        refuse(name, f"architectures must hold {family.model_class!r}, got {classes!r:.200}")
+    if values.get("auto_map") and not family.had_own_code:
+        refuse(
+            name,
+            "config.json asks for code from the model's repository (auto_map); "
+            "trust_remote_code is not supported, because it runs code nobody here has checked",
+        )
+    completed = {**family.defaults, **values}
+    refuse_features(completed, name)
+    return family.read(completed, name)
