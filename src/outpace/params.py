@@ -49,7 +49,7 @@ class SamplingParams:
     presence_penalty: subtracted from the logits of tokens the output holds already.
     frequency_penalty: subtracted as often as the output holds the token.
     logit_bias: token id -> number added to its logit (-100 all but forbids it).
-    allowed_token_ids: only these ids may be generated; None allows all.
+    allowed_token_ids: only these ids may be generated (None: all may).
     bad_words: texts that no output token may complete, written with or without a leading space.
     min_tokens: end tokens and stop_token_ids cannot come before this many output tokens.
     logits_processors: further changes of the logits, in order; see `LogitsProcessor`.
@@ -59,9 +59,9 @@ class SamplingParams:
     min_p: drop tokens less probable than min_p times the most probable one.
     typical_p: keep the smallest set of locally typical tokens whose mass reaches typical_p
         (2202.00666); 1 keeps all.
-    n: number of answers to the prompt; with a seed they differ from one another all the same.
+    n: number of answers to the prompt. Each draws by itself, also where they share a seed.
     seed: same seed, same text, whatever the drafter, draft length or batch (None: independent).
-    max_tokens: most output tokens; None goes on to the end of the context.
+    max_tokens: most output tokens (None: on to the end of the context).
     stop: strings that end the output; the text ends before the first one to be completed.
     stop_token_ids: ids that end the output, besides the model's own end tokens.
     ignore_eos: go on past the model's own end tokens.
@@ -158,7 +158,7 @@ class SamplingParams:
 
 # Parameter -> least and greatest value, and whether the least itself is excluded.
 _NUMBERS: dict[str, tuple[float, float, bool]] = {
-    "repetition_penalty": (0.0, math.inf, True),
+    "repetition_penalty": (0.001, 1000.0, False),
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
     "temperature": (0.0, math.inf, False),
@@ -187,6 +187,8 @@ def _checked_bias(bias: object) -> dict[int, float]:
         token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
         _check_integer("a token id of logit_bias", token_id, 0)
         _check_number(f"logit_bias of token {token_id}", value, -100.0, 100.0)
+        if token_id in checked:
+            raise OptionError(f"logit_bias names token {token_id} twice, as text and as number")
         checked[token_id] = float(value)
     return checked
 

@@ -112,13 +112,13 @@ def test_sequences_are_not_changed_and_nothing_is_kept(method: str) -> None:
         return name
 
     options = make_options(method, {k: v for k, v in config(method, 4).items() if k != "method"})
+    models = drafter_class(method).models(options, as_given)
     context = DraftingContext(
         target=TARGET,
         max_num_seqs=5,
         max_model_len=128,
         rng=np.random.default_rng(0),
-        load_model=as_given,
-        kv_cache_bytes=10**9,
+        models=models,
     )
     drafter = drafter_class(method)(options, context)
     params = SamplingParams(temperature=0.7)

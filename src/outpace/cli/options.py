@@ -283,5 +283,7 @@ def help_from_docstring(cls: type) -> dict[str, str]:
         head, colon, text = block.partition(":")
         listed = [name.strip() for name in head.split(",")]
         if colon and names.issuperset(listed):
-            texts |= dict.fromkeys(listed, " ".join(text.split()))
+            # What None means cannot be typed on a command line.
+            typed = re.sub(r" \(None: [^)]*\)", "", " ".join(text.split()))
+            texts |= dict.fromkeys(listed, typed)
     return texts

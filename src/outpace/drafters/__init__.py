@@ -61,5 +61,5 @@ def make_options(method: str | type[Drafter], values: Mapping[str, Any]) -> Draf
     drafter = drafter_class(method)
     options = drafter.Options
     known = [f.name for f in fields(options)]
-    refuse_unknown(f"option of speculative method {drafter.method_name()!r}", values, known)
+    refuse_unknown(f"{drafter.method_name()!r} option", values, known)
     return options(**values)

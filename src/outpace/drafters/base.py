@@ -43,16 +43,14 @@ class DraftingContext:
     target: the target model (its tokenizer, config and fingerprint).
     max_num_seqs, max_model_len: most sequences at a time, most tokens of each.
     rng: coins of unseeded requests, shared with verification.
-    load_model: loads another model the way the target was loaded (dtype, device, progress).
-    kv_cache_bytes: the most a drafter's own cache may take.
+    models: what `Drafter.models` returned; memory is planned for a cache of each.
     """
 
     target: LoadedModel
     max_num_seqs: int
     max_model_len: int
     rng: np.random.Generator
-    load_model: Callable[[Any], LoadedModel]
-    kv_cache_bytes: int
+    models: List[LoadedModel] = ()
 
 
 class Drafter(ABC):
@@ -70,6 +68,16 @@ class Drafter(ABC):
 
     capture: List[int] = ()
     """Target layers whose output `observe` wants in `scores.hidden`."""
+
+    @classmethod
+    def models(
+        cls, options: DrafterOptions, load_model: Callable[[Any], LoadedModel]
+    ) -> list[LoadedModel]:
+        """Load the models that it will run on caches of its own. Called once, before it is built.
+
+        load_model: loads a model the way the target was loaded (dtype, device, progress).
+        """
+        return []
 
     def __init__(self, options: DrafterOptions, context: DraftingContext) -> None:
         """Raises OptionError or ModelError when it cannot serve this target."""

@@ -5,13 +5,17 @@ Speculative sampling (Leviathan et al. 2211.17192; Chen et al. 2302.01318).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outpace.drafters.base import Drafter, DrafterOptions, DraftingContext
-from outpace.errors import ModelError, OptionError
+from outpace.errors import OptionError
 from outpace.types import Draft, Sequence
+
+if TYPE_CHECKING:
+    from outpace.models.load import LoadedModel
 
 MAX_FEED = 512
 """Most tokens of one sequence fed per draft pass while it catches up with a prompt."""
@@ -45,6 +49,13 @@ class DraftModelDrafter(Drafter):
 
     Options = DraftModelOptions
 
+    @classmethod
+    def models(
+        cls, options: DrafterOptions, load_model: Callable[[Any], LoadedModel]
+    ) -> list[LoadedModel]:
+        assert isinstance(options, DraftModelOptions)
+        return [load_model(options.model)]
+
     def __init__(self, options: DraftModelOptions, context: DraftingContext) -> None:
         # Heavy imports wait until a draft model is really built: the command line imports this
         # file to read its options.
@@ -52,16 +63,9 @@ class DraftModelDrafter(Drafter):
         from outpace.runner import Runner
 
         super().__init__(options, context)
-        draft = context.load_model(options.model)
+        (draft,) = context.models
         check_same_vocabulary(context.target.tokenizer, draft.tokenizer)
         max_len = min(context.max_model_len, draft.max_len)
-        needed = draft.kv_bytes(num_rows=context.max_num_seqs, num_tokens=max_len)
-        if needed > context.kv_cache_bytes:
-            raise ModelError(
-                f"the draft model's cache for {context.max_num_seqs} sequences of {max_len} "
-                f"tokens needs {needed / 1e9:.2f} GB, {context.kv_cache_bytes / 1e9:.2f} GB are "
-                "planned for it; lower max_num_seqs or max_model_len"
-            )
         self._rng = context.rng
         self._runner = Runner(
             draft.decoder, draft.new_cache(num_rows=context.max_num_seqs, num_tokens=max_len)

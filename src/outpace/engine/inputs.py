@@ -21,7 +21,8 @@ def to_prompts(given: object) -> list[Prompt]:
     if isinstance(given, List):
         return list(given)
     raise OptionError(
-        f"prompts are a string, token ids, or a list of either, got {type(given).__name__}"
+        'prompts are a string, {"prompt_token_ids": [...]}, or a list of these, got '
+        f"{type(given).__name__}"
     )
 
 
@@ -56,7 +57,8 @@ def to_token_ids(
         ids = tokenizer.encode(text, add_special_tokens=False)
     else:
         raise OptionError(
-            f"a prompt is a string, token ids or a list of messages, got {type(prompt).__name__}"
+            'a prompt is a string, {"prompt_token_ids": [...]} or a list of messages, got '
+            f"{type(prompt).__name__}; token ids stand in a mapping"
         )
     if not ids and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id]
@@ -79,7 +81,7 @@ def _message(message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise OptionError(
             'a conversation is a list of messages like {"role": "user", "content": "..."}, got '
-            f"{type(message).__name__} among them"
+            f'{type(message).__name__} among them; token ids go in {{"prompt_token_ids": [...]}}'
         )
     return dict(message)
 

@@ -31,7 +31,8 @@ from outpace.types import RequestOutput, Sequence
 class LLM:
     """A model with its engine.
 
-    model: alias, GGUF file, Hugging Face directory, or an already loaded model.
+    model: alias, GGUF file, Hugging Face directory, id on the Hugging Face Hub, or a model that is
+        loaded already.
     speculative_config: `{"method": ..., "num_speculative_tokens": ..., ...}` with vLLM's keys;
         None decodes plainly. `speculative_model` and `num_speculative_tokens` are the older
         shorthand for it.

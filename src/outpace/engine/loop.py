@@ -48,6 +48,7 @@ class EngineLoop:
                 self._listeners[request.seq.seq_id] = listener
                 self._engine.add(request)
 
+        self._refuse_own_thread()
         # The lock keeps a command from being queued behind the one that stops the thread.
         with self._lock:
             if self._closed:
@@ -64,12 +65,20 @@ class EngineLoop:
 
         self._commands.put(command)
 
+    def _refuse_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise OutpaceError(
+                "an LLM cannot be used from inside one of its own requests (a logits processor, "
+                "say): the engine would wait for itself; use another LLM there"
+            )
+
     def close(self) -> None:
         """Cancel what runs and stop the thread. Safe to call twice.
 
         Raises the error of an integrity check that failed at some idle moment: a bug of ours or
         of a drafter, which did not disturb the requests but must not go unseen.
         """
+        self._refuse_own_thread()
         atexit.unregister(self._stop)
         self._stop()
         if self._fault is not None:

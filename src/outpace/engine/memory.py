@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psutil
 import torch
 
@@ -20,21 +22,26 @@ def available_bytes(device: torch.device) -> int:
 
 
 def plan_rows(
-    target: LoadedModel, *, max_num_seqs: int, max_model_len: int, kv_cache_bytes: int
+    models: Sequence[LoadedModel], *, max_num_seqs: int, max_model_len: int, kv_cache_bytes: int
 ) -> int:
-    """How many sequences of full length fit into `kv_cache_bytes`; at most `max_num_seqs`, and at
-    most what the model can hold at a time (one, on the adapter for `transformers`: the others
-    wait for their turn).
+    """How many sequences of full length fit into `kv_cache_bytes` with a cache of each model; at
+    most `max_num_seqs`, and at most what the models can hold at a time (one, on the adapter for
+    `transformers`: the others wait for their turn).
 
+    models: the target, then those of the drafter, which are used up to their own context.
     Raises OptionError with the arithmetic if not even one fits.
     """
-    row_bytes = target.kv_bytes(num_rows=1, num_tokens=max_model_len)
-    num_rows = min(max_num_seqs, kv_cache_bytes // row_bytes)
+    row_bytes = [
+        model.kv_bytes(num_rows=1, num_tokens=min(max_model_len, model.max_len)) for model in models
+    ]
+    num_rows = min(max_num_seqs, kv_cache_bytes // sum(row_bytes))
     if num_rows < 1:
-        token_bytes = target.decoder.kv_bytes(num_rows=1, capacity=1)
-        raise OptionError(
-            f"one sequence of {max_model_len} tokens needs {row_bytes / 1e9:.2f} GB of cache "
-            f"({token_bytes:,} bytes a token over {target.decoder.num_layers} layers), "
-            f"{kv_cache_bytes / 1e9:.2f} GB are planned for it; lower max_model_len"
+        parts = ", ".join(
+            f"{size / 1e9:.2f} GB for {model.name} ({model.decoder.num_layers} layers)"
+            for model, size in zip(models, row_bytes, strict=True)
         )
-    return min(num_rows, target.decoder.max_rows or num_rows)
+        raise OptionError(
+            f"one sequence of {max_model_len} tokens needs {sum(row_bytes) / 1e9:.2f} GB of cache "
+            f"({parts}), {kv_cache_bytes / 1e9:.2f} GB are planned for it; lower max_model_len"
+        )
+    return min([num_rows, *(m.decoder.max_rows for m in models if m.decoder.max_rows)])

@@ -72,11 +72,13 @@ def set_up(
     """Build the engine. Raises OptionError or ModelError if something cannot be honoured."""
     target = options.load(model)
     max_model_len = _context_length(target, options.max_model_len)
+    load_draft = replace(options, model_impl="auto").load
+    draft_models = speculation.drafter.models(speculation.options, load_draft)
     kv_cache_bytes = options.kv_cache_bytes
     if kv_cache_bytes is None:
         kv_cache_bytes = int(available_bytes(target.decoder.device) * SHARE_OF_FREE_MEMORY)
     num_rows = plan_rows(
-        target,
+        [target, *draft_models],
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
         kv_cache_bytes=kv_cache_bytes,
@@ -88,8 +90,7 @@ def set_up(
         max_num_seqs=num_rows,
         max_model_len=max_model_len,
         rng=rng,
-        load_model=replace(options, model_impl="auto").load,
-        kv_cache_bytes=kv_cache_bytes - cache.num_bytes,
+        models=draft_models,
     )
     drafter = speculation.drafter(speculation.options, context)
     _check_capture(drafter, target)

@@ -11,7 +11,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -125,9 +125,20 @@ class Checkpoint(ABC):
         """
         config = asdict(self.config)
         del config["name"]
-        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-        for name in sorted(self.names()):
-            digest.update(f"\n{name} {self.dtype(name)} {self.shape(name)} ".encode())
-            for sample in self._samples(name):
-                digest.update(sample)
-        return digest.hexdigest()
+        tensors = [
+            (n, self.dtype(n), self.shape(n), self._samples(n)) for n in sorted(self.names())
+        ]
+        return content_key(config, tensors)
+
+
+def content_key(
+    config: Mapping[str, Any],
+    tensors: Iterable[tuple[str, str, tuple[int, ...], Iterator[bytes]]],
+) -> str:
+    """Hex SHA-256 over a configuration and the name, type, shape and samples of every tensor."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for name, dtype, shape, samples in tensors:
+        digest.update(f"\n{name} {dtype} {shape} ".encode())
+        for sample in samples:
+            digest.update(sample)
+    return digest.hexdigest()

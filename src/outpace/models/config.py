@@ -144,7 +144,7 @@ class ModelConfig:
 def read_json(path: Path, hint: str) -> dict[str, Any]:
     """A JSON object from a file. Raises ModelError with `hint` if it is absent, or if damaged."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ModelError(f"{path}: not found; {hint}") from None
     except OSError as error:

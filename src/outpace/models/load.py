@@ -13,9 +13,9 @@ from outpace.cache import CacheRows
 from outpace.errors import ModelError, OptionError
 from outpace.models.attention import padded_capacity
 from outpace.models.base import CausalModel
-from outpace.models.config import ModelConfig, read_json
+from outpace.models.config import ModelConfig
 from outpace.models.decoder import Decoder
-from outpace.models.hf.config import SUPPORTED
+from outpace.models.hf.config import needs_adapter
 from outpace.models.hub import names
 from outpace.models.open import open_checkpoint
 from outpace.models.tensors import check_tensors
@@ -105,7 +105,7 @@ def load_model(
     if model_impl not in MODEL_IMPLS:
         raise OptionError(f"model_impl must be {', '.join(MODEL_IMPLS)}, got {model_impl!r}")
     path = names.resolve(str(name_or_path), progress=download_progress)
-    if model_impl == "transformers" or (model_impl == "auto" and _needs_adapter(path)):
+    if model_impl == "transformers" or (model_impl == "auto" and needs_adapter(path)):
         from outpace.models.hf.adapter import load_hf_adapter
 
         return load_hf_adapter(path, torch_dtype, torch_device, name=str(name_or_path))
@@ -157,14 +157,6 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
     return DTYPES[dtype]
-
-
-def _needs_adapter(path: Path) -> bool:
-    """Whether it is a Hugging Face directory of an architecture that our decoder does not have."""
-    if not (path / "config.json").is_file():
-        return False
-    architecture = read_json(path / "config.json", "").get("model_type")
-    return isinstance(architecture, str) and architecture not in SUPPORTED
 
 
 def check_tokenizer_size(tokenizer: Tokenizer, vocab_size: int) -> None:

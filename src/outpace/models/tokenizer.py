@@ -104,7 +104,12 @@ class Tokenizer:
                 f"text to encode holds a lone surrogate at position {error.start}, which is not "
                 "valid Unicode"
             ) from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except BaseException as error:
+            raise OptionError(
+                f"the tokenizer of {self.name} cannot encode this text ({_library(error)})"
+            ) from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that form no character become U+FFFD; ids without a token
@@ -159,6 +164,13 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
             )
 
 
+def _library(error: BaseException) -> BaseException:
+    """An error of the tokenizers library, whose panics are no `Exception`; raises any other."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return error
+    raise error
+
+
 def _spelled(token: str | None) -> str:
     return "no token" if token is None else repr(token)
 
@@ -172,8 +184,8 @@ def _from_directory(path: Path) -> Tokenizer:
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelError(f"{file}: cannot be read as a tokenizer ({error})") from None
+    except BaseException as error:
+        raise ModelError(f"{file}: cannot be read as a tokenizer ({_library(error)})") from None
     config = _optional_json(path / "tokenizer_config.json")
     if config.get("auto_map"):
         raise ModelError(

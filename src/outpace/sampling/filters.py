@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from outpace.errors import ModelError, OptionError
 from outpace.params import SamplingParams
 
+_LIMITS = {np.dtype(kind): np.finfo(kind) for kind in (np.float32, np.float64)}
 _COLUMN = 64
 _FIRST_SEARCH = 64
 
@@ -38,7 +39,9 @@ def distribution(logits: Float[np.ndarray, " V"], asked: SamplingParams) -> Floa
     if asked.temperature != 1.0:
         # The maximum is 0, so nothing overflows upwards; downwards it may, to a probability of 0.
         with np.errstate(over="ignore"):
-            values /= max(asked.temperature, np.finfo(values.dtype).tiny)
+            values /= np.clip(
+                asked.temperature, _LIMITS[values.dtype].tiny, _LIMITS[values.dtype].max
+            )
     ids: Kept | None = None
     for filters, convert in ((_BY_RANK, _exp_in_place), (_BY_MASS, _normalise)):
         for keep in filters:

@@ -126,17 +126,44 @@ class History:
         name = getattr(processor, "__name__", type(processor).__name__)
         tokens, num_prompt = self._seq.tokens, self._seq.num_prompt
         prompt, output = tokens[:num_prompt], [*tokens[num_prompt:], *drafted]
+        given = torch.from_numpy(logits)
         try:
-            result = processor(prompt, output, torch.from_numpy(logits))
-        except Exception as error:
-            raise OptionError(f"the logits processor {name} failed: {error!r}") from error
-        if not isinstance(result, torch.Tensor) or result.shape != logits.shape:
-            given = getattr(result, "shape", type(result).__name__)
+            result = processor(prompt, output, given)
+            values = _logits_in(result, given)
+        except Exception as error:  # whatever code of the caller's does
+            raise OptionError(f"the logits processor {name} failed: {_said(error)}") from error
+        if values is None:
+            shape = getattr(result, "shape", type(result).__name__)
             raise OptionError(
-                f"the logits processor {name} must return a tensor of shape "
-                f"{tuple(logits.shape)}, got {given}"
+                f"the logits processor {name} must return a tensor of real numbers, of shape "
+                f"{tuple(logits.shape)}, got {getattr(result, 'dtype', '')} {shape}"
             )
-        return result.detach().cpu().numpy().astype(logits.dtype, copy=False)
+        if not values.max() < np.inf:  # also where it is NaN
+            raise OptionError(f"the logits processor {name} returned NaN or +inf; forbid with -inf")
+        return values
+
+
+def _logits_in(result: object, given: torch.Tensor) -> Float[np.ndarray, " V"] | None:
+    """What a processor returned as an array of our own; None if it is no row of real numbers."""
+    if result is given:
+        own: Float[np.ndarray, " V"] = given.numpy()
+        return own
+    if not isinstance(result, torch.Tensor) or result.shape != given.shape:
+        return None
+    if not result.is_floating_point():
+        return None
+    # A copy: the next processor may change it in place, and this one may have kept it.
+    copy = torch.empty_like(given)
+    copy.copy_(result.detach())
+    copied: Float[np.ndarray, " V"] = copy.numpy()
+    return copied
+
+
+def _said(error: Exception) -> str:
+    try:
+        return repr(error)
+    except Exception:  # an exception of the caller's own making
+        return type(error).__name__
 
 
 def _token_ids(ids: List[int]) -> TokenIds:

@@ -21,6 +21,8 @@ _MASK = 2**64 - 1
 _STEP = 0x9E3779B97F4A7C15
 _FIRST_FACTOR = 0xBF58476D1CE4E5B9
 _SECOND_FACTOR = 0x94D049BB133111EB
+_BLOCK = 8192
+"""Tokens whose noise is made at a time: the arrays of one block stay in a core's cache."""
 
 
 def match(draft_token_ids: Sequence[int], chosen_ids: Sequence[int]) -> Verdict:
@@ -54,16 +56,22 @@ def choose(p_row: Float[np.ndarray, " V"], seed: int, choice: int, position: int
     if token_ids.size == 1:
         return int(token_ids[0])
     assert token_ids.size, "there is no mass to draw from"
-    weights = p_row[token_ids] if token_ids.size < p_row.size else p_row
-    uniform = _uniform(token_ids.astype(np.uint64), _key(seed, choice, position))
-    weights = weights.astype(np.float64)
-    # -log(1 - u) >= u, so u / p bounds a token's arrival from below and only the few tokens
-    # whose bound does not exceed the best one's arrival need a logarithm.
-    bound = uniform / weights
-    best = int(bound.argmin())
-    finalists = np.flatnonzero(bound <= -np.log1p(-uniform[best]) / weights[best])
-    arrival = -np.log1p(-uniform[finalists]) / weights[finalists]
-    return int(token_ids[finalists[arrival.argmin()]])
+    key = _key(seed, choice, position)
+    winner, first = -1, np.inf
+    for start in range(0, token_ids.size, _BLOCK):
+        ids = token_ids[start : start + _BLOCK]
+        weights = p_row[ids].astype(np.float64)
+        uniform = _uniform(ids.astype(np.uint64), key)
+        # -log(1 - u) >= u, so u / p bounds a token's arrival from below and only the few tokens
+        # whose bound does not exceed the earliest arrival known need a logarithm.
+        bound = uniform / weights
+        best = int(bound.argmin())
+        limit = min(first, -np.log1p(-uniform[best]) / weights[best])
+        finalists = np.flatnonzero(bound <= limit)
+        arrival = -np.log1p(-uniform[finalists]) / weights[finalists]
+        if arrival.size and arrival.min() < first:
+            winner, first = int(ids[finalists[arrival.argmin()]]), arrival.min()
+    return winner
 
 
 def _key(seed: int, choice: int, position: int) -> int:

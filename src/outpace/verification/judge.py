@@ -89,15 +89,21 @@ def verify(
         if span.stop == span.start:
             verdicts.append(Verdict())
             continue
-        rows = TargetRows(logits[span], seq, draft)
-        if seq.params.is_greedy:
-            verdict = _verify_matching(draft, rows.best)
-        elif seq.params.seed is not None:
-            verdict = _verify_matching(draft, _seeded_choice(rows, seq, seq.params.seed))
-        else:
-            verdict = _verify_with_coins(rows, draft, rng)
-        verdicts.append(verdict if verdict.token_ids else Verdict(error=rows.errors[0]))
+        try:
+            verdicts.append(_judge(TargetRows(logits[span], seq, draft), seq, draft, rng))
+        except Exception as error:  # of whatever kind: the other sequences are not concerned
+            verdicts.append(Verdict(error=error))
     return verdicts
+
+
+def _judge(rows: TargetRows, seq: Sequence, draft: Draft, rng: np.random.Generator) -> Verdict:
+    if seq.params.is_greedy:
+        verdict = _verify_matching(draft, rows.best)
+    elif seq.params.seed is not None:
+        verdict = _verify_matching(draft, _seeded_choice(rows, seq, seq.params.seed))
+    else:
+        verdict = _verify_with_coins(rows, draft, rng)
+    return verdict if verdict.token_ids else Verdict(error=rows.errors[0])
 
 
 def _seeded_choice(rows: TargetRows, seq: Sequence, seed: int) -> Callable[[int], int | None]:

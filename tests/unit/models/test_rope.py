@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from model_files import CONFIG
 from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXConfig, GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from outpace.errors import ModelError
 from outpace.models import rope
 from outpace.models.config import Rope
 from outpace.models.hf.config import config_from_hf
@@ -164,3 +166,21 @@ def test_attention_factors() -> None:
     assert rope.yarn_attention_factor(math.e) == pytest.approx(1.1)
     assert rope.longrope_attention_factor(1.0, 4096) == 1.0
     assert rope.longrope_attention_factor(32.0, 4096) == pytest.approx(math.sqrt(1 + 5 / 12))
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
+def test_the_length_of_pretraining_may_stand_beside_the_scaling(kind: str) -> None:
+    """As transformers reads it; a scaling that says another is refused."""
+    half = 8
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": 4.0}
+    scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    if kind == "longrope":
+        scaling |= {"short_factor": [1.0] * half, "long_factor": [2.0] * half}
+    length = {"original_max_position_embeddings": 32}
+    inside = config_from_hf(CONFIG | {"rope_scaling": scaling | length})
+    beside = config_from_hf(CONFIG | {"rope_scaling": scaling} | length)
+    assert beside == inside
+    assert beside != config_from_hf(CONFIG | {"rope_scaling": scaling})
+    other = {"original_max_position_embeddings": 64}
+    with pytest.raises(ModelError, match="original_max_position_embeddings is 32 but"):
+        config_from_hf(CONFIG | {"rope_scaling": scaling | other} | length)

@@ -205,6 +205,27 @@ def test_directories_without_or_with_a_damaged_tokenizer(tmp_path: Path) -> None
             Tokenizer.from_directory(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("normalizer", "reads"),
+    [
+        ({"type": "Precompiled", "precompiled_charsmap": "AAAA"}, False),
+        ({"type": "Replace", "pattern": {"String": ""}, "content": "x"}, True),
+    ],
+)
+def test_panics_of_the_library_are_errors_like_others(
+    normalizer: dict[str, Any], reads: bool, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path)
+    values = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values | {"normalizer": normalizer}))
+    if not reads:
+        with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
+            Tokenizer.from_directory(tmp_path)
+        return
+    with pytest.raises(OptionError, match="cannot encode this text"):
+        Tokenizer.from_directory(tmp_path).encode("hello")
+
+
 def test_end_tokens_of_a_directory(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     assert Tokenizer.from_directory(tmp_path).end_token_ids == {0}

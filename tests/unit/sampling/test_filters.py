@@ -155,6 +155,13 @@ def test_tiny_temperatures_do_not_overflow(dtype: type, temperature: float) -> N
     assert one_row([5.0, 5.0, -INF], dtype, temperature=temperature) == [0.5, 0.5, 0]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_temperatures_beyond_the_dtype_are_its_greatest(dtype: type) -> None:
+    with np.errstate(all="raise"):
+        assert one_row([5.0, 1.0, -INF], dtype, temperature=1e39)[2] == 0
+        assert one_row([5.0, 1.0, -INF], dtype, temperature=1e308)[:2] == pytest.approx([0.5, 0.5])
+
+
 FILTERS = [{}, {"top_k": 3}, {"top_p": 0.999}, {"min_p": 0.001}, {"typical_p": 0.99}]
 
 

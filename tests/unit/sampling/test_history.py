@@ -214,8 +214,14 @@ def test_a_processor_cannot_change_the_sequence_or_the_logits() -> None:
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (None, "must return a tensor of shape .* got NoneType"),
-        (torch.zeros(V + 1), "must return a tensor of shape .* got torch.Size"),
+        (None, "must return a tensor of real numbers, of shape .* got  NoneType"),
+        (torch.zeros(V + 1), "must return a tensor .* got torch.float32 torch.Size"),
+        (torch.zeros(V, dtype=torch.complex64), "must return a tensor of real numbers"),
+        (torch.zeros(V, dtype=torch.int64), "must return a tensor of real numbers"),
+        (torch.zeros(V, device="meta"), "the logits processor <lambda> failed"),
+        (torch.zeros(V).to_sparse(), "the logits processor <lambda> failed"),
+        (torch.full((V,), math.nan), "the logits processor <lambda> returned NaN"),
+        (torch.full((V,), math.inf), r"the logits processor <lambda> returned NaN or \+inf"),
         (torch.full((V,), -math.inf), "no token is left to generate"),
     ],
 )
@@ -223,6 +229,36 @@ def test_processors_that_break_the_protocol(result: Any, reason: str) -> None:
     history = History(sequence([], logits_processors=[lambda prompt, output, logits: result]))
     with pytest.raises(OptionError, match=reason):
         probabilities(np.zeros(V), history)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_processor_may_compute_in_another_precision(dtype: torch.dtype) -> None:
+    processor: Any = lambda prompt, output, logits: (logits + 1).to(dtype)  # noqa: E731
+    history = History(sequence([], logits_processors=[processor]))
+    assert history.processed(np.zeros(V, np.float32)).dtype == np.float32
+    negative: Any = lambda prompt, output, logits: torch.complex(logits, logits).conj().imag  # noqa: E731
+    history = History(sequence([], logits_processors=[negative]))
+    assert history.processed(np.ones(V)).tolist() == [-1.0] * V
+
+
+def test_what_a_processor_keeps_is_not_changed_by_the_next() -> None:
+    kept = torch.arange(V, dtype=torch.float64)
+
+    def constant(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return kept
+
+    def in_place(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        logits[logits.argmax()] -= 5
+        return logits
+
+    def spread(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.float64).expand(V)
+
+    history = History(sequence([], logits_processors=[constant, in_place]))
+    assert history.processed(np.zeros(V)).tolist() == history.processed(np.zeros(V)).tolist()
+    assert kept.tolist() == list(range(V))
+    history = History(sequence([], logits_processors=[spread, in_place]))
+    assert history.processed(np.zeros(V)).sum() == -5
 
 
 def test_a_processor_that_raises_is_named() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import tokenizers
@@ -208,9 +209,11 @@ class _GGUFReader:
         if not all(map(math.isfinite, scores)):
             self._fail("tokenizer.ggml.scores must be finite numbers")
         normal = {token: i for token, i in vocab.items() if self._kinds[i] == _NORMAL}
+        # Cut only where a token can end: a file may claim tokens of any length.
+        lengths = sorted({len(token) for token in normal})
         ranked = []
         for token, token_id in normal.items():
-            for cut in range(1, len(token)):
+            for cut in takewhile(len(token).__gt__, lengths):
                 left, right = token[:cut], token[cut:]
                 if left in normal and right in normal:
                     ranked.append((-scores[token_id], token_id, normal[left], left, right))

@@ -7,9 +7,7 @@ the others have to show it before the first request.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ModelError
+from outpace.models.checkpoint import content_key
 from outpace.models.config import MAX_INTEGER, read_json, refuse
 from outpace.models.hf import shards
 from outpace.models.hf.adapter_cache import CANNOT_ROLL_BACK, HFCache, check_rewind, held_bytes
@@ -327,15 +326,13 @@ def _max_len(config: Any) -> int:
 
 
 def _fingerprint(path: Path, values: Mapping[str, Any]) -> str:
-    """Content key by the recipe of `Checkpoint.fingerprint`, from config.json as it stands."""
+    """Content key like `Checkpoint.fingerprint`, from config.json as it stands."""
     stored = shards.open_all(path)
     config = {key: value for key, value in values.items() if key not in _NOT_CONTENT}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for name in sorted(stored.names()):
-        digest.update(f"\n{name} {stored.dtype(name)} {stored.shape(name)} ".encode())
-        for sample in stored.samples(name):
-            digest.update(sample)
-    return digest.hexdigest()
+    names = sorted(stored.names())
+    return content_key(
+        config, [(n, stored.dtype(n), stored.shape(n), stored.samples(n)) for n in names]
+    )
 
 
 @contextmanager

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from outpace.models.architectures import check_architecture
-from outpace.models.config import ModelConfig, refuse
+from outpace.models.config import ModelConfig, read_json, refuse
 from outpace.models.hf.families import FAMILIES
 from outpace.models.hf.fields import refuse_features, refuse_packaging
 
 SUPPORTED = tuple(FAMILIES)
+
+
+def needs_adapter(path: Path) -> bool:
+    """Whether it is a Hugging Face directory of an architecture that our decoder does not have."""
+    if not (path / "config.json").is_file():
+        return False
+    architecture = read_json(path / "config.json", "").get("model_type")
+    return isinstance(architecture, str) and architecture not in SUPPORTED
 
 
 def config_from_hf(values: Mapping[str, Any], name: str = "") -> ModelConfig:

@@ -202,7 +202,10 @@ def _plain_heads(values: Values, name: str) -> Values:
 
 def _stablelm(values: Values, name: str) -> ModelConfig:
     if values["use_parallel_residual"] is not False:
-        refuse(name, "use_parallel_residual is not supported for stablelm")
+        refuse(
+            name,
+            "parallel StableLM is not supported; model_impl='transformers' runs it",
+        )
     values = _plain_heads(values, name)
     rope, max_len = single_rope(values, name, default_partial=0.25)
     return decoder(

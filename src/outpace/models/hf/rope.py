@@ -27,6 +27,10 @@ _KNOWN_KEYS = frozenset(
 )
 
 
+_ORIGINAL_LEN = "original_max_position_embeddings"
+_STRETCHED = ("yarn", "llama3", "longrope")
+
+
 @dataclass(frozen=True, slots=True)
 class RopeField:
     """The parameters of one kind of rotary positions, flat, and what messages call them.
@@ -105,6 +109,17 @@ def rope_field(
         if inside is not None and outside is not None and inside != outside:
             refuse(name, f"{outer} is {outside!r} but {label}.{key} is {inside!r}")
         merged[key] = next((value for value in (inside, outside) if value is not None), default)
+    kind = inner.get("rope_type", inner.get("type"))
+    original = values.get(_ORIGINAL_LEN)
+    if kind in _STRETCHED and original is not None:
+        # It may stand beside the object; transformers moves it in as well.
+        if inner.get(_ORIGINAL_LEN) not in (None, original):
+            refuse(
+                name,
+                f"{_ORIGINAL_LEN} is {original!r:.80} but {label}.{_ORIGINAL_LEN} is "
+                f"{inner[_ORIGINAL_LEN]!r:.80}",
+            )
+        merged[_ORIGINAL_LEN] = original
     if default_partial is None and merged["partial_rotary_factor"] != 1:
         share = merged["partial_rotary_factor"]
         refuse(name, f"partial_rotary_factor {share!r:.80} is not supported for this family")

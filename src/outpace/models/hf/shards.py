@@ -38,9 +38,9 @@ def open_all(path: Path) -> TensorFiles:
     the directory or disagrees with the files, or two files hold the same tensor.
     """
     for single, index in ((SAFETENSORS, SAFETENSORS_INDEX), (BIN, BIN_INDEX)):
-        if (path / single).exists():
+        if (path / single).is_file():
             return _open(path, [single])
-        if (path / index).exists():
+        if (path / index).is_file():
             return _open_shards(path / index)
     for file in sorted(path.glob("*.pth")):
         raise ModelError(

@@ -48,7 +48,7 @@ class HubName:
         return self.repo + revision + (f":{self.file}" if self.file else "")
 
 
-class _UnreachableError(DownloadError):
+class UnreachableError(DownloadError):
     """The Hub did not answer; what is cached may do."""
 
 
@@ -76,7 +76,7 @@ def fetch(name: HubName, progress: Progress | None = None) -> Path:
         return path
     try:
         return _Download(name, progress).run()
-    except _UnreachableError:
+    except UnreachableError:
         if path := _cached(name):
             return path
         raise
@@ -257,7 +257,7 @@ def _explanation(error: Exception, name: HubName) -> DownloadError:
     if isinstance(error, errors.LocalEntryNotFoundError):
         cause = error.__cause__ or error
     if isinstance(cause, errors.OfflineModeIsEnabled):
-        return _UnreachableError(
+        return UnreachableError(
             f"{name} cannot be fetched, because HF_HUB_OFFLINE is set, and it is not, or not "
             f"wholly, in the cache {constants.HF_HUB_CACHE}; unset it, or give the path of a local "
             "model"
@@ -271,7 +271,7 @@ def _explanation(error: Exception, name: HubName) -> DownloadError:
         )
     if status is not None and status < 500:
         return DownloadError(f"{name} could not be fetched: {described}")
-    return _UnreachableError(
+    return UnreachableError(
         f"{name} is not in the cache {constants.HF_HUB_CACHE} and could not be fetched from "
         f"{constants.ENDPOINT} ({described:.300}); check the network, or give the path of a local "
         "model"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from outpace.errors import ModelError
-from outpace.models.config import ModelConfig
+from outpace.models.config import ModelConfig, read_json
+from outpace.models.hf.config import needs_adapter
 from outpace.models.hub import aliases, download
 from outpace.models.hub.aliases import Progress, expanded, known_aliases
+
+if TYPE_CHECKING:
+    from outpace.models.tokenizer import Tokenizer
 
 
 def resolve(name_or_path: str, progress: Progress | None = None) -> Path:
@@ -61,30 +65,45 @@ def pull(name: str, *, from_file: Path | None = None, progress: Progress | None 
 def show(name: str, progress: Progress | None = None) -> dict[str, Any]:
     """Facts about a model: configuration, stored type, sizes, tokenizer, fingerprint.
 
-    A model that is not on disk is fetched. Raises ModelError as `resolve` and opening do.
+    A model that is not on disk is fetched. Of one that only the transformers adapter runs, what our
+    own code reads of it. Raises ModelError as `resolve` and opening do.
     """
     from outpace.models.open import open_checkpoint
     from outpace.models.tensors import check_tensors, num_parameters
+    from outpace.models.tokenizer import Tokenizer
 
     path = resolve(name, progress)
+    if needs_adapter(path):
+        architecture = read_json(path / "config.json", "")["model_type"]
+        return {
+            "name": name,
+            "path": str(path),
+            "runs_on": "transformers adapter",
+            "architecture": architecture,
+            "tokenizer": _tokenizer_facts(Tokenizer.from_directory(path)),
+        }
     checkpoint = open_checkpoint(path)
     check_tensors(checkpoint)
-    tokenizer = checkpoint.tokenizer()
     return {
         "name": name,
         "path": str(path),
+        "runs_on": "outpace decoder",
         **_described(checkpoint.config),
         "stored_dtype": checkpoint.stored_dtype,
         "num_parameters": num_parameters(checkpoint.config),
         "file_bytes": sum(file.stat().st_size for file in checkpoint.files()),
-        "tokenizer": {
-            "vocab_size": tokenizer.vocab_size,
-            "bos_id": tokenizer.bos_id,
-            "end_token_ids": sorted(tokenizer.end_token_ids),
-            "has_chat_template": tokenizer.chat_template is not None,
-            "fingerprint": tokenizer.fingerprint(),
-        },
+        "tokenizer": _tokenizer_facts(checkpoint.tokenizer()),
         "fingerprint": checkpoint.fingerprint(),
+    }
+
+
+def _tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos_id,
+        "end_token_ids": sorted(tokenizer.end_token_ids),
+        "has_chat_template": tokenizer.chat_template is not None,
+        "fingerprint": tokenizer.fingerprint(),
     }
 
 

@@ -309,3 +309,12 @@ def test_ids_are_those_of_the_sentencepiece_library(prefix: bool) -> None:
         ids = model.EncodeAsIds(plain)
         assert tokenizer.encode(plain) == ids
         assert tokenizer.decode(ids) == model.DecodeIds(ids)
+
+
+def test_a_token_of_any_length_is_read_at_once() -> None:
+    """Every cut of a long token once cost a copy of it."""
+    pieces = ["a", "b", "ab", "a" * 300_000]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    kinds = [2, 3, 3] + [6] * 256 + [1] * len(pieces)
+    found = sentence_piece(tokens=tokens, token_type=kinds, scores=[0.0] * len(tokens))
+    assert found.encode("ab", add_special_tokens=False)[-1] == tokens.index("ab")

@@ -416,7 +416,11 @@ REFUSED_BY_FAMILY: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_neox", {"rotary_pct": 2}, r"partial_rotary_factor 2 turns 16 of 8 channels"),
     ("gpt_neox", {"rotary_pct": 0.4}, r"turns 3 of 8 channels; it must be an even number"),
     ("gpt_neox", {"head_dim": 16}, r"head_dim must be 8 for this family, got 16"),
-    ("stablelm", {"use_parallel_residual": True}, r"use_parallel_residual is not supported for s"),
+    (
+        "stablelm",
+        {"use_parallel_residual": True},
+        r"model_impl='transformers' runs it",
+    ),
     ("stablelm", {"qk_layernorm": True}, r"qk_layernorm = True is not supported"),
 ]
 

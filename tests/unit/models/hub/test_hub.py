@@ -444,3 +444,12 @@ def test_the_default_alias_is_what_it_says() -> None:
     release = aliases.ALIASES["smollm2-135m"]
     assert sha256(path) == release.file_sha256
     assert names.show("smollm2-135m")["num_parameters"] == 134_515_008
+
+
+def test_show_says_what_would_run_a_model_that_our_decoder_does_not(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "olmo2"}))
+    facts = names.show(str(folder))
+    assert (facts["runs_on"], facts["architecture"]) == ("transformers adapter", "olmo2")
+    assert facts["tokenizer"]["vocab_size"] > 0
