@@ -226,3 +226,16 @@ def test_tiny_run_fills_every_table_and_the_json_file(tmp_path: Path) -> None:
         assert all(row["num_compared"] == 1 for row in group["rows"])
         ours = [row for row in group["rows"] if row["method"] in group["methods"]]
         assert [row["num_equal"] for row in ours] == [1, 1]
+
+
+@pytest.mark.model
+def test_the_sampling_benchmark_times_every_case(tmp_path: Path) -> None:
+    file = tmp_path / "sampling.json"
+    command = [sys.executable, str(BENCHMARKS / "sampling.py"), "--json", str(file)]
+    command += ["--vocab-sizes", "500", "--rows", "1", "3", "--repeats", "1"]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    found = json.loads(file.read_text())
+    assert found["passes"][0]["seconds"]
+    cases = {(cost["way"], cost["num_rows"]) for cost in found["costs"]}
+    assert len(cases) == len(found["costs"]) == 16
+    assert all(len(cost["seconds"]) == 1 for cost in found["costs"])
