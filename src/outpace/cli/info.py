@@ -12,7 +12,7 @@ import click
 from outpace import __version__
 from outpace.cli.answers import dump_json
 
-LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "transformers")
+LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "transformers")
 
 
 @click.command()

@@ -1,0 +1,71 @@
+"""SmolLM2 through its GGUF file, through a Hugging Face directory, and through the adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from outpace import LLM, SamplingParams
+from outpace.models.hub.names import resolve
+from outpace.models.open import open_checkpoint
+
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchecked_shapes_in_module")]
+
+GGUF = "smollm2-135m"
+QUESTIONS = ("Name the capital of Peru.", "Count from 1 to 10.", "Repeat: one two one two one two")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `save_pretrained` writes of the model in the GGUF file, and of its tokenizer."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    file = resolve(GGUF)
+    checkpoint = open_checkpoint(file)
+    config = checkpoint.config
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            max_position_embeddings=config.max_position_embeddings,
+            rms_norm_eps=config.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+            tie_word_embeddings=config.tie_word_embeddings,
+        )
+    )
+    weights = {name: checkpoint.load(name) for name in checkpoint.names()}
+    model.load_state_dict(weights, strict=False)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    return folder
+
+
+def answers(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+    return [result.outputs[0].token_ids for result in results]
+
+
+def test_greedy_ids_are_the_same(directory: Path) -> None:
+    """Plain from the file; the others by prompt lookup. The ids of the prompts are the file's: its
+    pre-tokenizer is one that transformers does not write."""
+    with LLM(GGUF, dtype="float32", max_model_len=256) as llm:
+        messages = [[{"role": "user", "content": text}] for text in QUESTIONS]
+        texts = [llm.tokenizer.apply_chat_template(one) for one in messages]
+        prompts = [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        wanted = answers(llm, prompts)
+    assert all(wanted)
+    for model_impl in ("outpace", "transformers"):
+        with LLM(
+            str(directory),
+            dtype="float32",
+            max_model_len=256,
+            model_impl=model_impl,
+            speculative_config={"method": "ngram"},
+        ) as llm:
+            assert answers(llm, prompts) == wanted, model_impl
