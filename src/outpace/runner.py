@@ -132,8 +132,8 @@ class Runner:
             slots.extend(self.cache.append(rows[i], feeds[i]))
             fed[i] = slice(len(token_ids), len(token_ids) + len(feeds[i]))
             token_ids.extend(feeds[i])
-            positions.extend(range(start, start + len(feeds[i])))
             segments.append(Segment(rows[i], start, len(feeds[i])))
+            positions.extend(segments[-1].positions())
             num_logits = len(feeds[i]) if score_prompt[i] else wanted[i]
             logit_rows.extend(range(fed[i].stop - num_logits, fed[i].stop))
             end = len(logit_rows)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from oracles import llama_oracle
+from transformers import AutoTokenizer
 
 from outpace import LLM, SamplingParams
 from outpace.models.hub.names import resolve
@@ -23,23 +24,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("smollm2")
     file = resolve(GGUF)
     checkpoint = open_checkpoint(file)
-    config = checkpoint.config
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-            tie_word_embeddings=config.tie_word_embeddings,
-        )
-    )
     weights = {name: checkpoint.load(name) for name in checkpoint.names()}
-    model.load_state_dict(weights, strict=False)
+    model = llama_oracle(checkpoint.config, weights, rope_theta=100_000.0)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     return folder

@@ -57,6 +57,7 @@ class Checkpoint(ABC):
     config: ModelConfig
     path: Path
     _layout: dict[str, Source]
+    _fused: tuple[str, torch.Tensor] | None = None
 
     def names(self) -> set[str]:
         """Names of all tensors, those of `tensors.expected_shapes` where they are among them; any
@@ -71,13 +72,31 @@ class Checkpoint(ABC):
     def dtype(self, name: str) -> str:
         """Type of a tensor as stored, without loading it."""
 
-    @abstractmethod
     def load(self, name: str) -> torch.Tensor:
         """The tensor in Hugging Face's layout. Not to be written to: it may be the mapped file.
 
         float32 where it is stored quantised or in a GGUF file, the stored dtype otherwise.
         Raises ModelError for a name the checkpoint lacks.
         """
+        source = self._source(name)
+        if source.part is None:
+            return self._load_stored(source.stored)
+        # A fused tensor is read, or dequantised, once, and kept until its last part was asked for.
+        if self._fused is None or self._fused[0] != source.stored:
+            self._fused = (source.stored, self._load_stored(source.stored))
+        tensor = source.part(self._fused[1]).contiguous()
+        if name == self._last_parts[source.stored]:
+            self._fused = None
+        return tensor
+
+    @cached_property
+    def _last_parts(self) -> dict[str, str]:
+        """Stored tensor -> the last of ours that comes from it."""
+        return {source.stored: name for name, source in self._layout.items()}
+
+    @abstractmethod
+    def _load_stored(self, stored: str) -> torch.Tensor:
+        """A tensor as it is stored, by its name there."""
 
     def stored_name(self, name: str) -> str:
         """What the file calls the tensor that this one is, or is a part of."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import llama_oracle
 from safetensors.torch import save_file
 from tiny import (
     fresh_logits,
@@ -23,7 +24,7 @@ from tiny import (
     tiny_model,
     tiny_tokenizer,
 )
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from outpace.models.hub import names
 from outpace.models.load import LoadedModel, load_model
@@ -61,27 +62,8 @@ def write_variant(folder: Path, changes: dict[str, Any]) -> LlamaForCausalLM:
     assert rope is not None
     # The second of the frequencies theta^(-2i/dim).
     rope_theta = rope.frequencies[1] ** (-rope.dim / 2)
-    reference = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            rms_norm_eps=config.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
-            max_position_embeddings=config.max_position_embeddings,
-            tie_word_embeddings=config.tie_word_embeddings,
-            attention_bias=config.qkv_bias,
-            mlp_bias=config.mlp_bias,
-        )
-    ).eval()
     weights = {name: value.float() for name, value in random_weights(config, seed=5).items()}
-    missing, unexpected = reference.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}
+    reference = llama_oracle(config, weights, rope_theta=rope_theta)
     reference.save_pretrained(folder)
     tiny_tokenizer(config.vocab_size)._backend.save(str(folder / "tokenizer.json"))
     return reference

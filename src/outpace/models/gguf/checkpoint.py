@@ -41,7 +41,6 @@ class GGUFCheckpoint(Checkpoint):
         )
         self._layout = gguf_layout(self.config, metadata["general.architecture"], shapes)
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._fused: tuple[str, torch.Tensor] | None = None
 
     def shape(self, name: str) -> tuple[int, ...]:
         source = self._source(name)
@@ -52,20 +51,8 @@ class GGUFCheckpoint(Checkpoint):
     def dtype(self, name: str) -> str:
         return self._file.tensors[self._source(name).stored].type_name
 
-    def load(self, name: str) -> torch.Tensor:
-        source = self._source(name)
-        if source.part is None:
-            return self._file.load(source.stored)
-        sharing = [other for other, of in self._layout.items() if of.stored == source.stored]
-        if len(sharing) == 1:
-            return source.part(self._file.load(source.stored))
-        # A fused tensor is dequantised once, and kept until the last of its parts was asked for.
-        if self._fused is None or self._fused[0] != source.stored:
-            self._fused = (source.stored, self._file.load(source.stored))
-        tensor = source.part(self._fused[1])
-        if name == sharing[-1]:
-            self._fused = None
-        return tensor
+    def _load_stored(self, stored: str) -> torch.Tensor:
+        return self._file.load(stored)
 
     def files(self) -> list[Path]:
         return [self.path]

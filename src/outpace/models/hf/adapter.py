@@ -22,7 +22,7 @@ from outpace.models.config import MAX_INTEGER, read_json, refuse
 from outpace.models.hf import shards
 from outpace.models.hf.adapter_cache import CANNOT_ROLL_BACK, HFCache, check_rewind, held_bytes
 from outpace.models.hf.checkpoint import read_generation_config
-from outpace.models.hf.fields import refuse_packaging
+from outpace.models.hf.fields import refuse_lora, refuse_own_code, refuse_packaging
 from outpace.models.load import LoadedModel, check_tokenizer_size
 from outpace.models.threads import in_own_thread
 from outpace.models.tokenizer import Tokenizer
@@ -192,14 +192,8 @@ class HFModel:
 
 def _refuse_by_files(path: Path, values: Mapping[str, Any]) -> None:
     name = str(path)
-    if (path / "adapter_config.json").exists():
-        refuse(name, "this directory is a LoRA adapter; merge it into its base model first")
-    if values.get("auto_map"):
-        refuse(
-            name,
-            "config.json asks for code from the model's repository (auto_map); "
-            "trust_remote_code is not supported, because it runs code nobody here has checked",
-        )
+    refuse_lora(path)
+    refuse_own_code(values, name)
     for key in ("quantization_config", "compression_config"):
         if values.get(key) is not None:
             refuse(name, f"quantised weights ({key}) are not run through the transformers adapter")

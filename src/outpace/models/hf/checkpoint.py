@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outpace.errors import ModelError
 from outpace.models.checkpoint import Checkpoint
 from outpace.models.config import read_json
 from outpace.models.hf import shards
 from outpace.models.hf.config import config_from_hf
+from outpace.models.hf.fields import refuse_lora
 from outpace.models.hf.layouts import hf_layout
 from outpace.models.hf.quantised import dequantised, read_scheme
 
@@ -26,11 +26,7 @@ class HFCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if (path / "adapter_config.json").exists():
-            raise ModelError(
-                f"{path}: this directory is a LoRA adapter (it has adapter_config.json); adapters "
-                "are not supported: merge it into its base model and give the merged model"
-            )
+        refuse_lora(path)
         values = read_json(path / "config.json", "a model directory must have config.json")
         self.config = config_from_hf(values, str(path))
         self._stored = dequantised(shards.open_all(path), read_scheme(values, str(path)))
@@ -43,10 +39,8 @@ class HFCheckpoint(Checkpoint):
     def dtype(self, name: str) -> str:
         return self._stored.dtype(self._source(name).stored)
 
-    def load(self, name: str) -> torch.Tensor:
-        source = self._source(name)
-        stored = self._stored.load(source.stored)
-        return stored if source.part is None else source.part(stored).contiguous()
+    def _load_stored(self, stored: str) -> torch.Tensor:
+        return self._stored.load(stored)
 
     def files(self) -> list[Path]:
         return self._stored.files()

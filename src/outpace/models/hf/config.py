@@ -9,7 +9,7 @@ from typing import Any
 from outpace.models.architectures import check_architecture
 from outpace.models.config import ModelConfig, read_json, refuse
 from outpace.models.hf.families import FAMILIES
-from outpace.models.hf.fields import refuse_features, refuse_packaging
+from outpace.models.hf.fields import refuse_features, refuse_own_code, refuse_packaging
 
 SUPPORTED = tuple(FAMILIES)
 
@@ -36,12 +36,8 @@ def config_from_hf(values: Mapping[str, Any], name: str = "") -> ModelConfig:
     classes = values.get("architectures")
     if classes is not None and not (isinstance(classes, list) and family.model_class in classes):
         refuse(name, f"architectures must hold {family.model_class!r}, got {classes!r:.200}")
-    if values.get("auto_map") and not family.had_own_code:
-        refuse(
-            name,
-            "config.json asks for code from the model's repository (auto_map); "
-            "trust_remote_code is not supported, because it runs code nobody here has checked",
-        )
+    if not family.had_own_code:
+        refuse_own_code(values, name)
     completed = {**family.defaults, **values}
     refuse_features(completed, name)
     return family.read(completed, name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from outpace.errors import ModelError
 from outpace.models.architectures import RECURRENT_MARKS
 from outpace.models.config import (
     Activation,
@@ -72,6 +74,25 @@ def refuse_packaging(values: Values, name: str) -> None:
         kind = values.get("speculators_model_type", "speculators")
         refuse(name, f"this is a {kind} draft head, not a model; give it to a drafter instead")
     read_scheme(values, name)
+
+
+def refuse_lora(path: Path) -> None:
+    """Raise ModelError for a directory that holds a LoRA adapter instead of a model."""
+    if (path / "adapter_config.json").exists():
+        raise ModelError(
+            f"{path}: this directory is a LoRA adapter (it has adapter_config.json); adapters "
+            "are not supported: merge it into its base model and give the merged model"
+        )
+
+
+def refuse_own_code(values: Values, name: str) -> None:
+    """Raise ModelError for a config.json that asks for code from the model's repository."""
+    if values.get("auto_map"):
+        refuse(
+            name,
+            "config.json asks for code from the model's repository (auto_map); "
+            "trust_remote_code is not supported, because it runs code nobody here has checked",
+        )
 
 
 def refuse_features(values: Values, name: str) -> None:
