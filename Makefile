@@ -2,14 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# The native step follows its sources: a pull that changes them rebuilds it.
+NATIVE := .venv/.native
+NATIVE_SOURCES := hatch_build.py $(wildcard src/outpace/native/cpp/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint native sanitize bench clean
 
 help:
 	@echo "make demo      fetch the default model, answer a prompt, compare plain and speculative"
 	@echo "make test      lint, types, and all tests but the slow ones"
 	@echo "make test-all  the same with the exhaustive ones"
+	@echo "make native    build the native step after an edit of the C++"
+	@echo "make sanitize  its C++ driver under the address, undefined-behaviour and thread sanitizers"
 	@echo "make bench     the published tables, measured on this machine"
 	@echo "make clean     remove .venv and everything that was built"
 
@@ -23,10 +28,19 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)
+$(NATIVE): $(STAMP) $(NATIVE_SOURCES)
+	$(BIN)/python hatch_build.py
+	@touch $@
+
+native: $(NATIVE)
+
+sanitize: $(NATIVE)
+	$(BIN)/pytest tests/unit/native/test_native_sanitizers.py
+
+demo: $(NATIVE)
 	@bash examples/demo.sh
 
-lint: $(STAMP)
+lint: $(STAMP) $(NATIVE)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -37,10 +51,11 @@ test: lint
 test-all: lint
 	$(BIN)/pytest
 
-bench: $(STAMP)
+bench: $(NATIVE)
 	@for script in benchmarks/*.py; do \
 	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f src/outpace/native/_outpace_native.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

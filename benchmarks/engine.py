@@ -75,7 +75,9 @@ class Benchmark:
     def _run_dtype(self, dtype: str, deadline: float) -> None:
         options = self._options
         self._progress.describe(f"{dtype}: loading")
-        loaded = load_model(options.model, dtype=dtype, device=options.device)
+        loaded = load_model(
+            options.model, dtype=dtype, device=options.device, threads=options.threads
+        )
         self._results.model_fingerprint = loaded.fingerprint
         prompts = pick_prompts(
             options.prompts or default_file(),
@@ -259,7 +261,7 @@ def main() -> int:
         torch.set_num_threads(options.threads)
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     header = describe()
-    show_header({"model": options.model, **header}, console)
+    show_header({"model": options.model, **header}, console, "Benchmark of the engine")
     results = Results()
     started = time.perf_counter()
     status = 0

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
+from outpace.models.hf import shards
+from outpace.models.hf.quantised import dequantised, read_scheme
+from outpace.models.hf.tensor_files import TensorFiles
 
 # Place of an output within its word of eight, in AWQ's GEMM layout.
 AWQ_PLACES = {0: 0, 2: 1, 4: 2, 6: 3, 1: 4, 3: 5, 5: 6, 7: 7}
@@ -144,3 +150,15 @@ def gptq_config(bits: int, group_size: int, /, **changes: Any) -> dict[str, Any]
         "checkpoint_format": "gptq",
     }
     return {"quantization_config": values | changes}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def opened(
+    path: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], **other: torch.Tensor
+) -> TensorFiles:
+    """The tensors as read back from a file and dequantised."""
+    save_file(tensors | other, path / "model.safetensors")
+    return dequantised(shards.open_all(path), read_scheme(config))

@@ -194,25 +194,20 @@ def feed(
 
     parents: of the rows whose tokens are trees (see `Segment`).
     """
-    segments, slots = [], []
+    segments = []
     for row in sorted(tokens):
         start = cache.length(row)
-        slots += cache.append(row, tokens[row])
+        cache.append(row, tokens[row])
         tree = parents.get(row) if parents else None
         segments.append(
             Segment(row, start, len(tokens[row]), None if tree is None else tuple(tree))
         )
     token_ids = [token for row in sorted(tokens) for token in tokens[row]]
-    batch = Batch(
-        token_ids=torch.tensor(token_ids),
-        positions=torch.tensor([p for segment in segments for p in segment.positions()]),
-        slots=torch.tensor(slots),
-        logit_rows=torch.arange(len(token_ids)),
-        segments=segments,
-    )
+    batch = Batch(token_ids, range(len(token_ids)), segments)
     logits, hidden = decoder.forward(batch, cache, capture)
     counts = [segment.num_tokens for segment in segments]
-    return dict(zip(sorted(tokens), logits.split(counts), strict=True)), hidden
+    parts = torch.as_tensor(logits).split(counts)
+    return dict(zip(sorted(tokens), parts, strict=True)), hidden
 
 
 def new_sequence(tokens: List[int], seq_id: int = 0, **params: Any) -> Sequence:

@@ -71,7 +71,7 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default="smollm2-135m", help="alias, GGUF file or Hugging Face directory")
     add("--device", default="auto", help="auto, cpu, cuda, ...")
-    add("--dtypes", type=_list_of(str), default="float32,bfloat16", help="computed in turn")
+    add("--dtypes", type=as_list_of(str), default="float32,bfloat16", help="computed in turn")
     add(
         "--speculative-config",
         type=_json_object,
@@ -103,37 +103,37 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         help="JSON lines with `turns` (the first is used) or `prompt`, and `category` (without "
         f"it: spec_bench_dev.jsonl in ${PROMPTS_VARIABLE} if that is set, else a built-in set)",
     )
-    add("--num-prompts", type=_count, default=20, help="spread evenly over the categories")
-    add("--max-prompt-tokens", type=_count, default=700, help="longer prompts are left out")
-    add("--max-tokens", type=_count, default=64, help="most output tokens; end tokens end earlier")
+    add("--num-prompts", type=as_count, default=20, help="spread evenly over the categories")
+    add("--max-prompt-tokens", type=as_count, default=700, help="longer prompts are left out")
+    add("--max-tokens", type=as_count, default=64, help="most output tokens of a run")
     add("--greedy-only", action="store_true", help="leave out what is sampled")
 
 
 def _add_effort(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--rows", type=_ranges, default="1-16", help="row counts of passes, such as 1-4,8,16")
-    add("--contexts", type=_list_of(_count), default="100,1000", help="cached tokens of passes")
-    add("--pass-repeats", type=_count, default=9, help="timings of every pass")
-    add("--repeats", type=_count, default=3, help="most rounds over all prompts")
+    add("--rows", type=as_ranges, default="1-16", help="row counts of passes, such as 1-4,8,16")
+    add("--contexts", type=as_list_of(as_count), default="100,1000", help="cached tokens of passes")
+    add("--pass-repeats", type=as_count, default=9, help="timings of every pass")
+    add("--repeats", type=as_count, default=3, help="most rounds over all prompts")
     add(
         "--minutes",
         type=float,
         default=12,
         help="no further round is begun that would end later; the first always runs",
     )
-    add("--threads", type=_count, help="of torch, for all engines (without it: torch's choice)")
+    add("--threads", type=as_count, help="of torch, for all engines (without it: torch's choice)")
     add("--seed", type=int, default=0, help="of prompt choice, sampling and intervals")
     add("--json", type=Path, metavar="FILE", help="write everything measured here")
 
 
-def _count(text: str) -> int:
+def as_count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value
 
 
-def _list_of(convert: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+def as_list_of(convert: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     def parse(text: str) -> tuple[T, ...]:
         return tuple(dict.fromkeys(convert(part.strip()) for part in text.split(",")))
 
@@ -141,11 +141,11 @@ def _list_of(convert: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     return parse
 
 
-def _ranges(text: str) -> tuple[int, ...]:
+def as_ranges(text: str) -> tuple[int, ...]:
     values: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        values.update(range(_count(first), _count(last or first) + 1))
+        values.update(range(as_count(first), as_count(last or first) + 1))
     return tuple(sorted(values))
 
 

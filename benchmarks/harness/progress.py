@@ -50,6 +50,10 @@ class BenchProgress:
     def tick(self, units: float = 1) -> None:
         self._progress.advance(self._task, units)
 
+    def at(self, what: str, done: float, total: float | None) -> None:
+        """Say where things stand, for work that counts by itself."""
+        self._progress.update(self._task, description=what, completed=done, total=total)
+
     def __enter__(self) -> BenchProgress:
         self._progress.start()
         return self

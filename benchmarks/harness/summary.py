@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -26,6 +26,7 @@ _NUM_RESAMPLES = 10_000
 
 Row = dict[str, Any]
 Speed = Callable[[Run], float | None]
+T = TypeVar("T")
 
 
 def decode_speed(run: Run) -> float | None:
@@ -198,6 +199,6 @@ def overhead_rows(overheads: Sequence[Overhead]) -> list[Row]:
     ]
 
 
-def unique(values: Iterable[str]) -> list[str]:
+def unique(values: Iterable[T]) -> list[T]:
     """Each value once, in order of first appearance."""
     return list(dict.fromkeys(values))

@@ -58,8 +58,8 @@ def groups(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
     ]
 
 
-def show_header(header: Mapping[str, Any], console: Console) -> None:
-    console.print("[bold]Benchmark of the engine[/bold]")
+def show_header(header: Mapping[str, Any], console: Console, title: str) -> None:
+    console.print(title, style="bold", highlight=False)
     for name, value in header.items():
         text = "-" if value is None else value
         console.print(f"  {name:<18} {text}", markup=False, highlight=False, soft_wrap=True)
@@ -79,13 +79,13 @@ def _show_passes(rows: Sequence[Row], console: Console) -> None:
         return
     columns = unique(f"{row['dtype']}, {row['context_len']}" for row in rows)
     cells = {(f"{r['dtype']}, {r['context_len']}", r["num_rows"]): r for r in rows}
-    table = _table("n", *columns)
+    table = new_table("n", *columns)
     for n in sorted({row["num_rows"] for row in rows}):
         found = [cells.get((column, n)) for column in columns]
         table.add_row(
             str(n), *("-" if r is None else f"{r['median_ms']:.1f}  {r['v']:.2f}" for r in found)
         )
-    _print(
+    show_table(
         "1. A target pass over n rows: ms, and v(n) relative to n = 1",
         table,
         "Columns: dtype, cached tokens. v(n): the median of ratios within repetitions.",
@@ -94,7 +94,7 @@ def _show_passes(rows: Sequence[Row], console: Console) -> None:
 
 
 def _show_categories(group: Mapping[str, Any], console: Console) -> None:
-    table = _table(
+    table = new_table(
         "category",
         "prompts",
         "plain tokens/s",
@@ -120,7 +120,7 @@ def _show_categories(group: Mapping[str, Any], console: Console) -> None:
             _number(row["acceptance_length"]),
             _equal(row),
         )
-    _print(
+    show_table(
         f"2. {group['method']} against {group['reference']}: {group['dtype']}, {group['decoding']}",
         table,
         "tokens/s: decoding only, the tokens after the first step over the time after it. Ratio: "
@@ -132,7 +132,7 @@ def _show_categories(group: Mapping[str, Any], console: Console) -> None:
 def _show_overheads(rows: Sequence[Row], console: Console) -> None:
     if not rows:
         return
-    table = _table(
+    table = new_table(
         "dtype",
         "method",
         "decoding",
@@ -153,7 +153,7 @@ def _show_overheads(rows: Sequence[Row], console: Console) -> None:
             f"{row['between_steps_ms']:.2f}",
             f"{row['share_outside_passes']:.1%}",
         )
-    _print(
+    show_table(
         "3. Where a decoding step's time goes, ms per step",
         table,
         "Prompts were cached, so every step decodes. Outside passes: the share of the wall time "
@@ -165,7 +165,7 @@ def _show_overheads(rows: Sequence[Row], console: Console) -> None:
 def _show_engines(group: Mapping[str, Any], console: Console) -> None:
     others = [row for row in group["rows"] if row["decode_ratios"]]
     ours = group["methods"] if others else []
-    table = _table(
+    table = new_table(
         "method",
         "tokens/s",
         "end-to-end tokens/s",
@@ -185,7 +185,7 @@ def _show_engines(group: Mapping[str, Any], console: Console) -> None:
             _equal(row),
             *(_with_interval(ratio) for ratio in ratios),
         )
-    _print(
+    show_table(
         f"4. Engines side by side: {group['dtype']}, {group['decoding']}",
         table,
         f"ids equal: to those of {group['methods'][0]}."
@@ -199,7 +199,7 @@ def _show_engines(group: Mapping[str, Any], console: Console) -> None:
     )
 
 
-def _table(first: str, *columns: str) -> Table:
+def new_table(first: str, *columns: str) -> Table:
     table = Table()
     table.add_column(first, no_wrap=True)
     for column in columns:
@@ -207,7 +207,7 @@ def _table(first: str, *columns: str) -> Table:
     return table
 
 
-def _print(title: str, table: Table, caption: str, console: Console) -> None:
+def show_table(title: str, table: Table, caption: str, console: Console) -> None:
     console.print()
     console.print(title, style="bold", highlight=False)
     console.print(table)

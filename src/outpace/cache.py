@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -121,6 +122,11 @@ class CacheRows:
         first = row * self.capacity + start
         return range(first, first + len(token_ids))
 
+    def slots(self, row: int, start: int, count: int) -> range:
+        """Flat numbers of `count` slots of `row` from `start` on, over all rows."""
+        first = row * self.capacity + start
+        return range(first, first + count)
+
     def rollback(self, row: int, length: int) -> None:
         """Forget everything past the first `length` tokens of `row`."""
         token_ids = self._rows[row].token_ids
@@ -135,7 +141,45 @@ class CacheRows:
             assert len(row.token_ids) <= self.capacity, f"row {index} is longer than its capacity"
 
 
-class KVCache(CacheRows):
+class CopyableRows(CacheRows, ABC):
+    """Rows that can be copied to one another, and compacted to one path of a tree that was fed."""
+
+    def fork(self, row: int, length: int | None = None) -> int:
+        """Open another row with a copy of the first `length` tokens of `row` (None: all), their
+        keys and values included; returns it. The two rows are independent from then on.
+
+        What a free row holds of them already is not copied again.
+        """
+        token_ids = self._rows[row].token_ids[:length]
+        copy, reused = self.open([*token_ids, -1])  # open() leaves the last one to be fed
+        self.append(copy, token_ids[reused:])
+        self._copy_slots(row, copy, reused, len(token_ids))
+        return copy
+
+    def keep(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """Of the tokens from slot `start` on keep those at start + nodes[i], moved together.
+
+        nodes: ascending; an accepted path of a tree fed at `start`. The row then ends with them,
+        as if the path had been fed as a chain.
+        """
+        token_ids = self._rows[row].token_ids
+        fed = token_ids[start:]
+        assert all(a < b for a, b in zip((-1, *nodes), (*nodes, len(fed)), strict=True)), (
+            f"nodes {list(nodes)} of {len(fed)} tokens"
+        )
+        self._move_slots(row, start, nodes)
+        token_ids[start:] = [fed[node] for node in nodes]
+
+    @abstractmethod
+    def _copy_slots(self, source: int, target: int, begin: int, end: int) -> None:
+        """Copy slots begin .. end - 1 of row `source` to row `target`, in all layers."""
+
+    @abstractmethod
+    def _move_slots(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """Move slot start + nodes[i] to start + i, in all layers; nodes ascend."""
+
+
+class KVCache(CopyableRows):
     """Keys and values of `num_rows` sequences over `num_layers` layers.
 
     k, v: [layers, rows, capacity, kv_heads, head_dim], allocated once; their addresses never
@@ -167,18 +211,14 @@ class KVCache(CacheRows):
     def num_bytes(self) -> int:
         return 2 * self.k.numel() * self.k.element_size()
 
-    def fork(self, row: int, length: int | None = None) -> int:
-        """Open another row with a copy of the first `length` tokens of `row` (None: all), their
-        keys and values included; returns it. The two rows are independent from then on.
-
-        What a free row holds of them already is not copied again.
-        """
-        token_ids = self._rows[row].token_ids[:length]
-        copy, reused = self.open([*token_ids, -1])  # open() leaves the last one to be fed
-        self.append(copy, token_ids[reused:])
+    def _copy_slots(self, source: int, target: int, begin: int, end: int) -> None:
         for slots in (self.k, self.v):
-            slots[:, copy, reused : len(token_ids)] = slots[:, row, reused : len(token_ids)]
-        return copy
+            slots[:, target, begin:end] = slots[:, source, begin:end]
+
+    def _move_slots(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        kept = torch.tensor(nodes, dtype=torch.int64, device=self.k.device) + start
+        for slots in (self.k, self.v):
+            slots[:, row, start : start + len(nodes)] = slots[:, row, kept]
 
     def write(
         self,

@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-import torch
-
-from outpace.cache import CacheRows, KVCache, common_prefix_len
+from outpace.cache import CacheRows, CopyableRows, common_prefix_len
 from outpace.models.attention import Segment
-from outpace.models.base import CausalModel
+from outpace.models.base import CausalModel, GreedyDrafting
 from outpace.models.decoder import Batch
 from outpace.types import Draft, Scores, Sequence
 
@@ -36,6 +34,7 @@ class Runner:
         self.model = model
         self.cache = cache
         self._placements: dict[int, _Placement] = {}
+        self._drafting = model if isinstance(model, GreedyDrafting) else None
 
     @property
     def max_len(self) -> int:
@@ -59,7 +58,7 @@ class Runner:
         cannot copy rows, makes this `open`.
         """
         placement = self._placements.get(source.seq_id)
-        if placement is None or not isinstance(self.cache, KVCache):
+        if placement is None or not isinstance(self.cache, CopyableRows):
             return self.open(seq)
         shared = common_prefix_len(self.cache.token_ids(placement.row), seq.tokens[:-1])
         row = self.cache.fork(placement.row, shared)
@@ -120,8 +119,6 @@ class Runner:
         rows = [self._placements[seq.seq_id].row for seq in seqs]
         order = sorted(range(len(seqs)), key=rows.__getitem__)
         token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
         logit_rows: list[int] = []
         segments: list[Segment] = []
         score_rows = [slice(0)] * len(seqs)
@@ -129,24 +126,17 @@ class Runner:
         fed = [slice(0)] * len(seqs)
         for i in order:
             start = self.cache.length(rows[i])
-            slots.extend(self.cache.append(rows[i], feeds[i]))
+            self.cache.append(rows[i], feeds[i])
             fed[i] = slice(len(token_ids), len(token_ids) + len(feeds[i]))
             token_ids.extend(feeds[i])
             segments.append(Segment(rows[i], start, len(feeds[i])))
-            positions.extend(segments[-1].positions())
             num_logits = len(feeds[i]) if score_prompt[i] else wanted[i]
             logit_rows.extend(range(fed[i].stop - num_logits, fed[i].stop))
             end = len(logit_rows)
             score_rows[i] = slice(end - wanted[i], end)
             if score_prompt[i]:
                 prompt_rows[i] = slice(end - num_logits, end)
-        batch = Batch(
-            token_ids=self._tensor(token_ids),
-            positions=self._tensor(positions),
-            slots=self._tensor(slots),
-            logit_rows=self._tensor(logit_rows),
-            segments=segments,
-        )
+        batch = Batch(token_ids, logit_rows, segments)
         try:
             logits, hidden = self.model.forward(batch, self.cache, capture)
         except BaseException:
@@ -156,8 +146,22 @@ class Runner:
             raise
         return Scores(logits, score_rows, fed, hidden, prompt_rows)
 
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.model.device)
+    @property
+    def can_draft(self) -> bool:
+        """Whether `draft_greedy` is possible."""
+        return self._drafting is not None
+
+    def draft_greedy(self, seqs: List[Sequence], counts: List[int]) -> list[list[int]]:
+        """The model's own greedy continuation of each sequence, `counts[i]` tokens (at least one),
+        in one call. Feeds every sequence's uncached tokens, then all it chose but the last."""
+        assert self._drafting is not None, "check can_draft first"
+        rows = [self._placements[seq.seq_id].row for seq in seqs]
+        starts = [self.cache.length(row) for row in rows]
+        pending = [seq.tokens[start:] for seq, start in zip(seqs, starts, strict=True)]
+        drafted = self._drafting.draft(self.cache, rows, starts, pending, counts)
+        for row, tokens, chosen in zip(rows, pending, drafted, strict=True):
+            self.cache.append(row, [*tokens, *chosen[:-1]])
+        return drafted
 
     def commit(self, seqs: Iterable[Sequence]) -> None:
         """Keep what `tokens` confirms of what was fed, forget the rest.

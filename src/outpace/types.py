@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outpace.params import SamplingParams
 
@@ -105,9 +105,10 @@ class Verdict:
 class Scores:
     """What one target pass returned for a batch of sequences.
 
-    logits: float32 (float64 in the row-invariant mode) [R, V]: for each sequence in turn, one
-        row after its last committed token and one after each draft token; none for a sequence
-        whose prompt is not fully fed yet.
+    values: logits as the model returned them, float32 (float64 from a float64 model) [R, V]: for
+        each sequence in turn, one row after its last committed token and one after each draft
+        token; none for a sequence whose prompt is not fully fed yet. Read them as `logits` or
+        `on_host`.
     rows: for each sequence its slice of `logits`; empty while its prompt is being fed.
     hidden: for each captured layer, the residual stream after it for every *fed* token, [N, H].
         Valid until the next pass.
@@ -116,11 +117,27 @@ class Scores:
         each fed token, the last of which are those of `rows`; empty for the others.
     """
 
-    logits: torch.Tensor
+    values: torch.Tensor | np.ndarray
     rows: list[slice]
     fed: list[slice]
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     prompt_rows: list[slice] = field(default_factory=list)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """The values as a tensor, where the model has them; not copied."""
+        import torch
+
+        return torch.as_tensor(self.values)
+
+    def on_host(self) -> np.ndarray:
+        """The values in host memory; copied, all rows at once, if they are on another device.
+
+        A model that computes with numpy never meets torch here, whose every call costs more than
+        reading a row.
+        """
+        values: Any = self.values
+        return values.cpu().numpy() if hasattr(values, "cpu") else values
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ A new drafter is tested by standing there. One that cannot be built from default
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,29 +46,35 @@ def generate(llm: LLM, params: SamplingParams, prompts: List[List[int]] = PROMPT
     return [output.outputs[0] for output in outputs]
 
 
+WAYS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=40, logprobs=2),
+    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=40, top_p=0.9),
+}
+# Of every two of the three choices each pair is in the half that is not slow.
+CELLS = [
+    pytest.param(way, batch, k, marks=[pytest.mark.slow] if number % 2 else [])
+    for start, way in enumerate(WAYS)
+    for middle, batch in enumerate((1, 5))
+    for number, k in enumerate((1, 2, 3, 5, 8), start + middle)
+]
+
+
 @pytest.fixture(scope="module")
-def plain() -> LLM:
-    return LLM(TARGET)
+def plain() -> dict[str, list[Any]]:
+    """What plain decoding answers, by way."""
+    with LLM(TARGET) as llm:
+        return {way: generate(llm, params) for way, params in WAYS.items()}
 
 
 @methods
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0, max_tokens=40, logprobs=2),
-        SamplingParams(temperature=0.9, seed=7, max_tokens=40, top_p=0.9),
-    ],
-    ids=["greedy", "seeded"],
-)
+@pytest.mark.parametrize(("way", "batch", "k"), CELLS)
 def test_output_equals_plain_decoding(
-    method: str, k: int, batch: int, params: SamplingParams, plain: LLM
+    method: str, way: str, batch: int, k: int, plain: dict[str, list[Any]]
 ) -> None:
-    expected = generate(plain, params)
+    params = WAYS[way]
     with LLM(TARGET, speculative_config=config(method, k), max_num_seqs=batch) as llm:
         outputs = generate(llm, params)
-    for output, wanted in zip(outputs, expected, strict=True):
+    for output, wanted in zip(outputs, plain[way], strict=True):
         assert output.token_ids == wanted.token_ids
         assert output.text == wanted.text
         assert output.finish_reason == wanted.finish_reason
@@ -76,6 +83,17 @@ def test_output_equals_plain_decoding(
                 (set(a), set(b)) for a, b in zip(output.logprobs, wanted.logprobs, strict=True)
             ]
             assert all(a == b for a, b in values)
+
+
+@methods
+@pytest.mark.usefixtures("checked_shapes")
+def test_arrays_have_their_annotated_shapes(method: str) -> None:
+    """The only run of this folder that checks them: every way to decide, in a batch that queues."""
+    llm = LLM(TARGET, speculative_config=config(method, 3), max_num_seqs=3)
+    params = [*WAYS.values(), SamplingParams(temperature=0.8, top_k=9, frequency_penalty=0.5)]
+    with llm:
+        for one in params:
+            assert all(output.token_ids for output in generate(llm, replace(one, max_tokens=8)))
 
 
 @methods
@@ -149,7 +167,6 @@ SAMPLING = [
 NUM_REQUESTS = 1500
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
 @methods
 @pytest.mark.parametrize("params", SAMPLING, ids=["T1", "T0.7-top_k", "T1.3-top_p-min_p"])
 def test_sampled_law_is_the_targets(method: str, params: SamplingParams) -> None:
@@ -158,7 +175,6 @@ def test_sampled_law_is_the_targets(method: str, params: SamplingParams) -> None
     assert chi_square_p(counts, pair_law(params)) > 1e-5
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
 def test_the_law_test_has_teeth() -> None:
     """The same test passes a drafter that states its q truly and fails one that does not."""
     q = np.array([0.3, 0.05, 0.05, 0.1, 0.1, 0.2, 0.1, 0.1])

@@ -87,22 +87,13 @@ class Session:
     ) -> dict[int, Float[Tensor, "n vocab"]]:
         """Feed tokens to rows in one pass; logits after each of them, by row."""
         token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
         segments = []
         for row, tokens in sorted(feeds.items()):
             segment = Segment(row, self.cache.length(row), len(tokens), parents)
-            slots += self.cache.append(row, tokens)
-            positions += segment.positions()
+            self.cache.append(row, tokens)
             token_ids += tokens
             segments.append(segment)
-        batch = Batch(
-            torch.tensor(token_ids),
-            torch.tensor(positions),
-            torch.tensor(slots),
-            torch.arange(len(token_ids)),
-            segments,
-        )
+        batch = Batch(token_ids, range(len(token_ids)), segments)
         logits, _ = self.decoder.forward(batch, self.cache)
         parts = logits.split([segment.num_tokens for segment in segments])
         return {segment.row: part for segment, part in zip(segments, parts, strict=True)}

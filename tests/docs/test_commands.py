@@ -109,11 +109,23 @@ def test_command(shown: Shown, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
+FIRST_PROGRAM, *PROGRAMS = shown_programs()
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("shown", shown_programs(), ids=lambda shown: shown.place)
-def test_readme_program(shown: Shown, tmp_path: Path) -> None:
-    done = run([sys.executable, "-c", shown.code], tmp_path)
-    assert done.returncode == 0, f"{shown.place}: {done.stderr}"
+def test_first_program_of_the_readme(tmp_path: Path) -> None:
+    """In a process of its own, which ends without the model being closed."""
+    done = run([sys.executable, "-c", FIRST_PROGRAM.code], tmp_path)
+    assert done.returncode == 0, f"{FIRST_PROGRAM.place}: {done.stderr}"
+    assert "tokens per target pass" in done.stdout
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("default_model_in_memory", "unchecked_shapes")
+@pytest.mark.parametrize("shown", PROGRAMS, ids=lambda shown: shown.place)
+def test_readme_program(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(shown.code, shown.place, "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)

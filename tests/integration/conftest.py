@@ -1,4 +1,5 @@
-"""Fixtures of the engine's tests."""
+"""Fixtures of the engine's tests, which leave out the checks of shapes: units have them, and so has
+one test of contracts/test_drafters.py that runs the whole engine."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ from engine_cases import TARGET, run
 from outpace import LLM, SamplingParams
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
+def _unchecked_shapes(unchecked_shapes_in_module: None) -> None:
+    """For all of this folder, whose speed does not allow the checks."""
+
+
+@pytest.fixture(scope="session")
 def answers() -> dict[tuple[int, ...], list[int]]:
     """Plain greedy continuations, by prompt."""
     with LLM(TARGET, max_num_seqs=1) as llm:

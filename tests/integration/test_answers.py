@@ -23,7 +23,6 @@ from outpace import LLM, SamplingParams
 from outpace.errors import OptionError
 from outpace.types import RequestOutput
 
-pytestmark = pytest.mark.usefixtures("unchecked_shapes_in_module")
 GIVEN = {"prompt_token_ids": PROMPT}
 LONG = [2 + i % 90 for i in range(100)]
 

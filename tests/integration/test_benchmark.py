@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_files import write_gguf
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -194,11 +195,13 @@ def test_options_are_parsed_and_refused(
     assert "num-prompts" in capsys.readouterr().err
 
 
-@pytest.mark.model
 def test_tiny_run_fills_every_table_and_the_json_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    arguments = "--num-prompts 1 --max-tokens 4 --dtypes float32 --rows 1,3 --contexts 12"
-    arguments += " --pass-repeats 1 --repeats 1 --threads 2 --peers transformers --json"
+    model = write_gguf(tmp_path / "model.gguf", metadata={"llama.context_length": 1024})
+    arguments = f"--model {model} --num-prompts 1 --max-tokens 4 --dtypes float32 --rows 1,3"
+    arguments += (
+        " --contexts 12 --pass-repeats 1 --repeats 1 --threads 2 --peers transformers --json"
+    )
     environment = {k: v for k, v in os.environ.items() if k != "OUTPACE_PROMPTS"}
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "engine.py"), *arguments.split(), str(file)],

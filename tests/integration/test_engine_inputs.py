@@ -116,7 +116,7 @@ def test_bad_prompts(prompt: Any, error: type[Exception] | None, message: str | 
         ({"tensor_parallel_size": 2}, "one device"),
         ({"trust_remote_code": True}, "never executed"),
         ({"generation_config": "vllm"}, "'auto' or 'none'"),
-        ({"model_impl": "transformers"}, "runs on the outpace decoder"),
+        ({"model_impl": "transformers"}, "runs on the torch decoder"),
         ({"gpu_memory_utilization": 0.9}, "gpu_memory_utilization is not supported"),
         ({"max_model_len": 257}, "256 positions"),
         ({"max_model_len": 0}, "max_model_len"),

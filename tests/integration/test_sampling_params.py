@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from engine_cases import TARGET, VOCAB, speculating
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +17,6 @@ from tiny import END_ID, tiny_model
 
 from outpace import LLM, SamplingParams
 from outpace.types import CompletionOutput, Logprob, RequestOutput
-
-pytestmark = pytest.mark.usefixtures("unchecked_shapes_in_module")
 
 MANY_WORDS = [["e"], ["he", "s"], ["t a", "e"]]
 # In float64 the greatest difference between two ways of feeding the same tokens is below this.
@@ -102,7 +101,7 @@ cases = st.lists(st.tuples(prompts, any_params), min_size=1, max_size=4)
 
 
 @given(cases)
-@settings(max_examples=25)
+@settings(max_examples=examples(15))
 def test_no_drafter_changes_any_field(engines: dict[str, LLM], batch: Any) -> None:
     given_prompts = [{"prompt_token_ids": prompt} for prompt, _ in batch]
     params = [one for _, one in batch]
@@ -166,7 +165,7 @@ def assert_asked_for(output: RequestOutput, params: SamplingParams) -> None:
 
 
 @given(prompts, sampling_params(), st.integers(1, 3))
-@settings(max_examples=25)
+@settings(max_examples=examples(15))
 def test_streams_and_fewer_answers_tell_the_same(
     engines: dict[str, LLM], prompt: list[int], params: SamplingParams, n: int
 ) -> None:

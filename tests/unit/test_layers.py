@@ -30,7 +30,7 @@ ALLOWED["speculative"] = {"errors", "params", "types", "sampling", "verification
 _TOP = {*ALLOWED["engine"], "engine", "speculative", "__init__"}
 ALLOWED |= {room: set(_TOP) for room in ("serving", "measure", "integrations", "cli", "__init__")}
 ALLOWED["training"] = {*ALLOWED["drafters"], "drafters"}
-ALLOWED["cli"] |= {"serving", "measure", "integrations", "training"}
+ALLOWED["cli"] |= {"native", "serving", "measure", "integrations", "training"}
 # `transformers` is an oracle and a fallback, not a dependency.
 TRANSFORMERS_HOMES = ("models/hf/adapter.py", "integrations/")
 

@@ -23,6 +23,10 @@ COMMANDS = {
     "generate": ("outpace.cli.generate:generate", "Answer one prompt, or compare two ways of it."),
     "chat": ("outpace.cli.chat:chat", "Talk with a model; accepted draft tokens are coloured."),
     "models": ("outpace.cli.models:models", "List, fetch and describe models."),
+    "measure-quality": (
+        "outpace.cli.measure_quality:measure_quality",
+        "What bfloat16 or packed weights change, against float32.",
+    ),
     "info": ("outpace.cli.info:info", "Versions, processor and cache folder."),
 }
 

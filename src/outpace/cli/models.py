@@ -85,6 +85,29 @@ def show(name: str, as_json: bool) -> None:
         click.echo(f"{key:<{width}}  {value}")
 
 
+@models.command()
+@click.option("--remove", is_flag=True, help="Delete them all; they are made again when needed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+def packed(remove: bool, as_json: bool) -> None:
+    """List the weights that are kept laid out for the native step, or delete them."""
+    from outpace.models.native.packed_file import list_packed, remove_packed
+
+    if remove:
+        for path in remove_packed():
+            click.echo(path)
+        return
+    found = list_packed()
+    if as_json:
+        keys = ("path", "label", "sources", "num_bytes")
+        rows = [{key: getattr(model, key) for key in keys} for model in found]
+        click.echo(dump_json([row | {"path": str(row["path"])} for row in rows]))
+        return
+    if not found:
+        click.echo("no packed weights are kept")
+    for model in found:
+        click.echo(f"{model.num_bytes / 1e6:8.0f} MB  {model.path}")
+
+
 def _flattened(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
     """Nested facts as lines: `tokenizer.vocab_size`."""
     lines: list[tuple[str, object]] = []

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from outpace import LLM
 
 DEFAULT_MODEL = "smollm2-135m"
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "q4_0", "q4_1", "q8_0")
+MODEL_IMPLS = ("auto", "native", "torch", "transformers")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16")
+ACTIVATIONS = ("auto", "bfloat16", "int16", "int8")
 # Keys of a speculative configuration that every method understands.
 METHOD_FLAGS = {
     "method": "--method",
@@ -75,14 +78,30 @@ def engine_options(function: Any) -> Any:
             type=click.Choice(DTYPES),
             default="auto",
             show_default=True,
-            help="What to compute in; auto is bfloat16 where the hardware has it, else float32.",
+            help="What weights are held in; auto is a packed GGUF file's own format, else bfloat16 "
+            "(float32 where only torch runs and has no bfloat16 in hardware).",
         ),
         click.option(
             "--model-impl",
-            type=click.Choice(("auto", "outpace", "transformers")),
+            type=click.Choice(MODEL_IMPLS),
             default="auto",
             show_default=True,
-            help="What computes the model; auto is our own decoder where it knows the family.",
+            help="What computes the model; auto is the first of the others that can.",
+        ),
+        click.option(
+            "--kv-cache-dtype",
+            type=click.Choice(KV_CACHE_DTYPES),
+            default="auto",
+            show_default=True,
+            help="What the native step keeps keys and values in; auto is float32 with float32 "
+            "weights, else bfloat16.",
+        ),
+        click.option(
+            "--activations",
+            type=click.Choice(ACTIVATIONS),
+            default="auto",
+            show_default=True,
+            help="What the native step rounds activations to before they meet packed weights.",
         ),
         click.option(
             "--max-model-len",
@@ -99,7 +118,7 @@ def engine_options(function: Any) -> Any:
         click.option(
             "--threads",
             type=click.IntRange(min=1),
-            help="Processor threads to use.  [default: torch's choice]",
+            help="Processor threads to use.  [default: one for each physical core]",
         ),
     ]
     for decorate in reversed(plain):
@@ -140,22 +159,21 @@ def check_stdin() -> None:
 
 
 def open_llm(values: dict[str, Any], default_method: str | None = None) -> LLM:
-    """Load the model that the options name, showing a download if there is one."""
+    """Load the model that the options name, showing how far a download or packing is."""
     config = build_speculative_config(values, default_method)
-
-    import torch
 
     from outpace import LLM
     from outpace.cli.progress import DownloadProgress
 
-    if values["threads"] is not None:
-        torch.set_num_threads(values["threads"])
-    with DownloadProgress(f"fetching {values['model']}") as progress:
+    with DownloadProgress(f"loading {values['model']}") as progress:
         return LLM(
             values["model"],
             speculative_config=config,
             dtype=values["dtype"],
             model_impl=values["model_impl"],
+            kv_cache_dtype=values["kv_cache_dtype"],
+            activations=values["activations"],
+            threads=values["threads"],
             max_model_len=values["max_model_len"],
             device=values["device"],
             max_num_seqs=values.get("n") or 1,
@@ -210,6 +228,8 @@ def _drafter_flags() -> dict[str, str]:
     taken |= {
         "dtype",
         "model_impl",
+        "kv_cache_dtype",
+        "activations",
         "max_model_len",
         "device",
         "threads",

@@ -72,8 +72,6 @@ class DraftModelDrafter(Drafter):
         )
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
-        from outpace.verification.judge import draw_tokens
-
         # Past its own context the draft model stays silent and the request goes on plain.
         limits = [
             min(budget, self._runner.max_len - len(seq.tokens))
@@ -81,22 +79,37 @@ class DraftModelDrafter(Drafter):
         ]
         drafts = [Draft()] * len(seqs)
         active = [i for i, limit in enumerate(limits) if limit > 0]
-        self._catch_up([seqs[i] for i in active])
-        position = 0
+        batch = [seqs[i] for i in active]
+        self._catch_up(batch)
+        if active and self._runner.can_draft and all(map(_takes_the_best, batch)):
+            chosen = self._runner.draft_greedy(batch, [limits[i] for i in active])
+            for i, token_ids in zip(active, chosen, strict=True):
+                drafts[i] = Draft(tuple(token_ids), origin="draft_model")
+            return drafts
         while active:
-            batch = [seqs[i] for i in active]
-            so_fars = [drafts[i] for i in active]
-            scores = self._runner.extend(batch, so_fars, last_only=True)
-            # Logits stand in the order of cache rows.
-            logits = scores.logits[[rows.start for rows in scores.rows]]
-            drawn = draw_tokens(logits, batch, so_fars, self._rng)
-            for i, so_far, (token, q) in zip(active, so_fars, drawn, strict=True):
-                drafts[i] = Draft(
-                    (*so_far.token_ids, token), (*(so_far.q or ()), q), origin="draft_model"
-                )
-            position += 1
-            active = [i for i in active if limits[i] > position]
+            self._extend(drafts, active, seqs)
+            active = [i for i in active if limits[i] > len(drafts[i])]
         return drafts
+
+    def _extend(self, drafts: list[Draft], active: List[int], seqs: List[Sequence]) -> None:
+        """Draw one more token for each of the `active` drafts."""
+        from outpace.verification.judge import draw_tokens
+
+        so_fars = [drafts[i] for i in active]
+        scores = self._runner.extend([seqs[i] for i in active], so_fars, last_only=True)
+        # Logits stand in the order of cache rows.
+        order = sorted(range(len(active)), key=lambda j: scores.rows[j].start)
+        drawn = draw_tokens(
+            scores.on_host(),
+            [seqs[active[j]] for j in order],
+            [so_fars[j] for j in order],
+            self._rng,
+        )
+        for j, (token, q) in zip(order, drawn, strict=True):
+            so_far = so_fars[j]
+            drafts[active[j]] = Draft(
+                (*so_far.token_ids, token), (*(so_far.q or ()), q), origin="draft_model"
+            )
 
     def _catch_up(self, seqs: List[Sequence]) -> None:
         """Bring the draft cache to all but a short rest of each sequence's tokens.
@@ -116,3 +129,10 @@ class DraftModelDrafter(Drafter):
 
     def check_integrity(self) -> None:
         self._runner.check_integrity()
+
+
+def _takes_the_best(seq: Sequence) -> bool:
+    """Whether every draft token of the sequence is the argmax of the draft model's own logits."""
+    from outpace.sampling import History
+
+    return seq.params.is_greedy and History(seq).is_neutral

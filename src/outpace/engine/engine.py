@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence as List
 
 import numpy as np
-import torch
 
 from outpace.drafters.base import Drafter
 from outpace.engine.drafting import GuardedDrafter
@@ -49,7 +48,6 @@ class Engine:
     def add(self, request: Request) -> None:
         self._scheduler.add(request)
 
-    @torch.inference_mode()
     def step(self) -> list[Event]:
         """One target pass over everything that is due. Returns what each request gained."""
         started = time.perf_counter()
@@ -129,11 +127,11 @@ class Engine:
             event: Event | None = None
             try:
                 if request.is_scoring_prompt:
-                    self._score_prompt(request, scores.logits[scores.prompt_rows[i]])
+                    self._score_prompt(request, scores.on_host()[scores.prompt_rows[i]])
                 if verdict.error is not None:
                     event = _failed(request, verdict.error)
                 elif verdict.token_ids:
-                    logits = scores.logits[scores.rows[i]]
+                    logits = scores.on_host()[scores.rows[i]]
                     verdict, event = self._fold(request, draft, logits, verdict)
             except Exception as error:
                 # What fails here (a tokenizer on strange ids, say) concerns this request alone.
@@ -143,7 +141,7 @@ class Engine:
                 events.append(event)
         return kept, events
 
-    def _score_prompt(self, request: Request, logits: torch.Tensor) -> None:
+    def _score_prompt(self, request: Request, logits: np.ndarray) -> None:
         """Add the log-probabilities of the prompt tokens that follow the fed ones.
 
         logits: [n, V], a row after each token fed; the first follows the newest token scored.
@@ -157,7 +155,7 @@ class Engine:
             scored.extend(self._report(logits[start : start + len(token_ids)], token_ids, num_top))
 
     def _fold(
-        self, request: Request, draft: Draft, logits: torch.Tensor, verdict: Verdict
+        self, request: Request, draft: Draft, logits: np.ndarray, verdict: Verdict
     ) -> tuple[Verdict, Event]:
         num_top, logprobs = request.seq.params.logprobs, None
         if num_top is not None:
@@ -187,7 +185,7 @@ class Engine:
         return kept, event
 
     def _report(
-        self, logits: torch.Tensor, token_ids: List[int], num_top: int
+        self, logits: np.ndarray, token_ids: List[int], num_top: int
     ) -> list[dict[int, Logprob]]:
         """Log-probabilities of `token_ids` and of the `num_top` most probable tokens beside each.
 

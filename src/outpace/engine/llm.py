@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from outpace.engine.defaults import check_generation_config, default_sampling_params
 from outpace.engine.fold import OutputFold
 from outpace.engine.inputs import Message, Prompt, to_conversations, to_prompts, to_token_ids
@@ -36,17 +38,28 @@ class LLM:
     speculative_config: `{"method": ..., "num_speculative_tokens": ..., ...}` with vLLM's keys;
         None decodes plainly. `speculative_model` and `num_speculative_tokens` are the older
         shorthand for it.
-    dtype: "auto", "float32", "bfloat16", "float16", or "float64" (the row-invariant mode).
+    dtype: "auto", "float32", "bfloat16", "float16", "float64", or "q4_0", "q4_1", "q8_0" for a
+        GGUF file that is stored so. "auto": on CPUs a GGUF file's own format where it is one of
+        those, else bfloat16; see `load_model`.
     max_model_len: most tokens of prompt and output together (default: the model's limit, at
         most 8192).
     max_num_seqs: most sequences decoded together; fewer if their caches do not fit in memory.
     kv_cache_bytes: memory for key/value caches (default: 80 % of what is free after loading).
     device: "auto", "cpu", "cuda", ...
-    model_impl: what computes the model: "outpace" (our own decoder), "transformers" (an adapter,
-        slower and one sequence at a time) or "auto" (the decoder where it has the architecture).
+    model_impl: what computes the model: "native" (the native step, on CPUs), "torch" (our decoder
+        in torch), "transformers" (an adapter, slower and one sequence at a time) or "auto" (the
+        first of these that can).
+    threads: processor threads of the native step (default: one for each physical core); given, it
+        is torch's number of threads too.
+    kv_cache_dtype: what the native step keeps keys and values in: "float32", "bfloat16" or "auto"
+        (float32 with float32 weights, else bfloat16).
+    activations: what the native step rounds activations to before they meet packed weights:
+        "bfloat16", "int16", "int8" or "auto". This and kv_cache_dtype are the target's; a draft
+        model takes "auto".
     generation_config: "auto" takes the sampling parameters that the model's makers advise for
         requests that bring none; "none" does not. See `get_default_sampling_params`.
-    progress: called with (bytes done, bytes in all) while a model is downloaded.
+    progress: called with (bytes done, bytes in all) while a model is downloaded, and while its
+        weights are laid out for the native step, which is done once.
 
     Use as a context manager, or call `close`. Methods may be called from several threads.
     Raises OptionError for options that cannot be honoured and ModelError for unusable models.
@@ -65,6 +78,9 @@ class LLM:
         kv_cache_bytes: int | None = None,
         device: str = "auto",
         model_impl: str = "auto",
+        threads: int | None = None,
+        kv_cache_dtype: str = "auto",
+        activations: str = "auto",
         generation_config: str = "auto",
         tensor_parallel_size: int = 1,
         trust_remote_code: bool = False,
@@ -83,6 +99,9 @@ class LLM:
             kv_cache_bytes=kv_cache_bytes,
             progress=progress,
             model_impl=model_impl,
+            threads=threads,
+            kv_cache_dtype=kv_cache_dtype,
+            activations=activations,
         )
         speculation = parse_speculative_config(
             speculative_config,
@@ -94,6 +113,8 @@ class LLM:
         self._generation_config = generation_config
 
         setup = in_own_thread(lambda: set_up(model, speculation, options))
+        if threads is not None:
+            torch.set_num_threads(threads)
         self._engine, self._target = setup.engine, setup.target
         self.max_model_len = setup.max_model_len
         self._loop = EngineLoop(self._engine)

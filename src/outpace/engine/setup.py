@@ -14,6 +14,9 @@ from outpace.engine.memory import SHARE_OF_FREE_MEMORY, available_bytes, plan_ro
 from outpace.engine.speculative_config import SpeculativeConfig
 from outpace.errors import ModelError, OptionError
 from outpace.models.load import LoadedModel, load_model
+from outpace.models.native.decoder import NativeDecoder
+from outpace.models.native.formats import PACKED_DTYPES, NativeOptions
+from outpace.models.threads import check_threads
 from outpace.runner import Runner
 
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -30,6 +33,9 @@ class EngineOptions:
     kv_cache_bytes: int | None
     progress: Callable[[int, int], None] | None
     model_impl: str = "auto"
+    threads: int | None = None
+    kv_cache_dtype: str = "auto"
+    activations: str = "auto"
 
     def __post_init__(self) -> None:
         check_whole_number("max_num_seqs", self.max_num_seqs, low=1)
@@ -37,6 +43,7 @@ class EngineOptions:
             check_whole_number("max_model_len", self.max_model_len, low=2)
         if self.kv_cache_bytes is not None:
             check_whole_number("kv_cache_bytes", self.kv_cache_bytes, low=1)
+        check_threads(self.threads)
 
     def load(self, model: str | Path | LoadedModel) -> LoadedModel:
         """Load a model with these options; one that is loaded already must agree with them."""
@@ -46,15 +53,42 @@ class EngineOptions:
                 dtype=self.dtype,
                 device=self.device,
                 model_impl=self.model_impl,
+                kv_cache_dtype=self.kv_cache_dtype,
+                activations=self.activations,
+                threads=self.threads,
                 download_progress=self.progress,
+                packing_progress=self.progress,
             )
+        self._check_agrees(model)
+        return model
+
+    def for_draft(self) -> EngineOptions:
+        """The same for a draft model: what was said of the target alone is left out."""
+        dtype = "auto" if self.dtype in PACKED_DTYPES else self.dtype
+        return replace(
+            self, dtype=dtype, model_impl="auto", kv_cache_dtype="auto", activations="auto"
+        )
+
+    def _check_agrees(self, model: LoadedModel) -> None:
         if self.dtype not in ("auto", model.dtype):
             raise OptionError(f"dtype={self.dtype!r}, but {model.name} is loaded in {model.dtype}")
         if self.model_impl not in ("auto", model.model_impl):
             raise OptionError(
                 f"model_impl={self.model_impl!r}, but {model.name} runs on the {model.runs_on}"
             )
-        return model
+        options = NativeOptions(self.kv_cache_dtype, self.activations)
+        if not isinstance(model.decoder, NativeDecoder):
+            options.refuse_given(f"it runs on the {model.runs_on}")
+            return
+        for name in ("kv_cache_dtype", "activations"):
+            asked, loaded = getattr(self, name), getattr(model.decoder, name)
+            if asked not in ("auto", loaded):
+                raise OptionError(f"{name}={asked!r}, but {model.name} is loaded with {loaded}")
+        if self.threads not in (None, model.decoder.num_threads):
+            raise OptionError(
+                f"threads={self.threads}, but {model.name} is loaded with "
+                f"{model.decoder.num_threads}; give it to load_model"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +106,7 @@ def set_up(
     """Build the engine. Raises OptionError or ModelError if something cannot be honoured."""
     target = options.load(model)
     max_model_len = _context_length(target, options.max_model_len)
-    load_draft = replace(options, model_impl="auto").load
-    draft_models = speculation.drafter.models(speculation.options, load_draft)
+    draft_models = speculation.drafter.models(speculation.options, options.for_draft().load)
     kv_cache_bytes = options.kv_cache_bytes
     if kv_cache_bytes is None:
         kv_cache_bytes = int(available_bytes(target.decoder.device) * SHARE_OF_FREE_MEMORY)

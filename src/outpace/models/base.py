@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from outpace.cache import CacheRows
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 class CausalModel(Protocol):
     """A causal language model whose cache can be rolled back, on one device.
 
-    Our own `Decoder` is one, the adapter for models of `transformers` another.
+    The native step (`models/native`) is one, our own `Decoder` in torch another, and so is the
+    adapter for models of `transformers`.
     """
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype_name(self) -> str:
+        """What the weights are held in: "float32", "bfloat16", ..., or a packed format."""
 
     @property
     def device(self) -> torch.device: ...
@@ -53,10 +56,30 @@ class CausalModel(Protocol):
 
     def forward(
         self, batch: Batch, cache: Any, capture: Sequence[int] = ()
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    ) -> tuple[Tensor | np.ndarray, dict[int, Tensor]]:
         """One pass over the batch. Mutates only `cache`, which must come from `new_cache`.
 
         Returns the logits of `batch.logit_rows`, [R, num_logits] in float32 (float64 for a
-        float64 model), and for each layer in `capture` its output (residual stream, before any
-        norm) for every token of the batch, [N, hidden].
+        float64 model), as a tensor or, in host memory, an array; and for each layer in `capture`
+        its output (residual stream, before any norm) for every token of the batch, [N, hidden].
+        """
+
+
+@runtime_checkable
+class GreedyDrafting(Protocol):
+    """What a model may offer besides: a whole greedy draft in one call."""
+
+    def draft(
+        self,
+        cache: Any,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        pending: Sequence[Sequence[int]],
+        counts: Sequence[int],
+    ) -> list[list[int]]:
+        """The model's own greedy continuation of several sequences.
+
+        Feeds `pending[i]` (at least one token) from slot `starts[i]` of row `rows[i]`, then what it
+        chooses itself; returns `counts[i]` tokens (at least one), the last of which is not fed. The
+        ids of the rows are the caller's to keep.
         """

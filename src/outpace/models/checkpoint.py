@@ -21,7 +21,9 @@ from outpace.errors import ModelError
 from outpace.models.config import ModelConfig
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from jaxtyping import UInt8
 
     from outpace.models.tokenizer import Tokenizer
 
@@ -88,6 +90,17 @@ class Checkpoint(ABC):
         if name == self._last_parts[source.stored]:
             self._fused = None
         return tensor
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether `blocks` can give the rows of this matrix in the block format of its `dtype`."""
+        return False
+
+    def blocks(self, name: str) -> UInt8[np.ndarray, "rows nbytes"]:
+        """A quantised matrix as it is stored, row by row, in the order of the rows of `load`.
+
+        Not to be written to: it may be the mapped file. Only where `has_blocks` says so.
+        """
+        raise NotImplementedError
 
     @cached_property
     def _last_parts(self) -> dict[str, str]:

@@ -23,15 +23,17 @@ from outpace.models.rotation import Rotation
 class Batch:
     """The tokens of one pass, all sequences one after the other, ordered by cache row.
 
-    token_ids, positions, slots: [N]; logit_rows: [R] indices into N whose logits are wanted.
-    positions are those of `Segment.positions`: two nodes of a tree may share one.
+    token_ids: N of them. logit_rows: indices into them, of the tokens whose logits are wanted.
     """
 
-    token_ids: Int[Tensor, " n"]
-    positions: Int[Tensor, " n"]
-    slots: Int[Tensor, " n"]
-    logit_rows: Int[Tensor, " r"]
+    token_ids: Sequence[int]
+    logit_rows: Sequence[int]
     segments: Sequence[Segment]
+
+    @property
+    def positions(self) -> list[int]:
+        """Those of `Segment.positions`, for each token: two nodes of a tree may share one."""
+        return [position for segment in self.segments for position in segment.positions()]
 
 
 class Decoder:
@@ -86,6 +88,10 @@ class Decoder:
         self._head = make_linear(self._embedding if tied else weight("lm_head.weight"))
 
     @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def num_layers(self) -> int:
         return self.config.num_hidden_layers
 
@@ -132,13 +138,15 @@ class Decoder:
         as well; 0 is the embedding, i the output of the i-th layer.
         Logits are float32 (float64 for a float64 model), [R, num_logits].
         """
+        positions = self._tensor(batch.positions)
+        slots = [slot for s in batch.segments for slot in cache.slots(s.row, s.start, s.num_tokens)]
         step = Pass(
             plan=AttentionPlan(batch.segments, self.config, cache),
             cache=cache,
-            slots=batch.slots,
-            rotations=[rotation(batch.positions) for rotation in self._rotations],
+            slots=self._tensor(slots),
+            rotations=[rotation(positions) for rotation in self._rotations],
         )
-        x = self._embed(batch)
+        x = self._embed(self._tensor(batch.token_ids), positions)
         num_tokens = x.shape[0]
         if num_tokens < self._min_rows:
             # Doubled once here, a lone token need not be doubled by every product.
@@ -148,14 +156,19 @@ class Decoder:
             x = layer(x, step)
             if depth in capture:
                 hidden[depth] = x[:num_tokens]
-        return self._logits(x.index_select(0, batch.logit_rows)), hidden
+        return self._logits(x.index_select(0, self._tensor(batch.logit_rows))), hidden
 
-    def _embed(self, batch: Batch) -> Float[Tensor, "n hidden"]:
-        x = F.embedding(batch.token_ids, self._embedding)
+    def _tensor(self, values: Sequence[int]) -> Int[Tensor, " n"]:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _embed(
+        self, token_ids: Int[Tensor, " n"], positions: Int[Tensor, " n"]
+    ) -> Float[Tensor, "n hidden"]:
+        x = F.embedding(token_ids, self._embedding)
         if self.config.embedding_scale != 1.0:
             x = x * self._embedding_scale
         if self._position_embedding is not None:
-            x = x + F.embedding(batch.positions, self._position_embedding)
+            x = x + F.embedding(positions, self._position_embedding)
         return x
 
     def _logits(self, x: Float[Tensor, "r hidden"]) -> Float[Tensor, "r vocab"]:

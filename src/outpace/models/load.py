@@ -13,13 +13,18 @@ from outpace.cache import CacheRows
 from outpace.errors import ModelError, OptionError
 from outpace.models.attention import padded_capacity
 from outpace.models.base import CausalModel
+from outpace.models.checkpoint import Checkpoint
 from outpace.models.config import ModelConfig
 from outpace.models.decoder import Decoder
 from outpace.models.hf.config import needs_adapter
 from outpace.models.hub import names
+from outpace.models.native.decoder import NativeDecoder
+from outpace.models.native.formats import PACKED_DTYPES, NativeOptions
+from outpace.models.native.load import load_native
+from outpace.models.native.support import why_not
 from outpace.models.open import open_checkpoint
 from outpace.models.tensors import check_tensors
-from outpace.models.threads import in_own_thread
+from outpace.models.threads import check_threads, in_own_thread
 from outpace.models.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
@@ -32,7 +37,7 @@ DTYPES = {
 }
 
 
-MODEL_IMPLS = ("auto", "outpace", "transformers")
+MODEL_IMPLS = ("auto", "native", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,8 @@ class LoadedModel:
     """A model with its tokenizer and identity.
 
     fingerprint: content key of config and weights; drafts trained for a model are bound to it.
-    model_impl: what computes it: "outpace" (our own decoder) or "transformers" (the adapter).
+    model_impl: what computes it: "native" (the native step), "torch" (our decoder in torch) or
+        "transformers" (the adapter).
     generation_config: what its makers advise for sampling, as stored; see
         `Checkpoint.generation_config`.
     """
@@ -49,21 +55,22 @@ class LoadedModel:
     tokenizer: Tokenizer
     name: str
     fingerprint: str
-    model_impl: str = "outpace"
+    model_impl: str = "torch"
     generation_config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def runs_on(self) -> str:
         """What computes the model, in words."""
-        return {"outpace": "outpace decoder", "transformers": "transformers adapter"}[
-            self.model_impl
-        ]
+        if isinstance(self.decoder, NativeDecoder):
+            return f"native step ({self.decoder.description})"
+        return {"torch": "torch decoder", "transformers": "transformers adapter"}[self.model_impl]
 
     @property
     def config(self) -> ModelConfig:
-        """Shape of a model that runs on our own decoder."""
-        assert isinstance(self.decoder, Decoder), f"{self.name} runs on the {self.runs_on}"
-        return self.decoder.config
+        """Shape of a model that our own code runs."""
+        decoder = self.decoder
+        assert isinstance(decoder, Decoder | NativeDecoder), f"{self.name}: {self.runs_on}"
+        return decoder.config
 
     @property
     def max_len(self) -> int:
@@ -72,7 +79,8 @@ class LoadedModel:
 
     @property
     def dtype(self) -> str:
-        return next(name for name, dtype in DTYPES.items() if dtype == self.decoder.dtype)
+        """What the weights are held in, as the option is spelled."""
+        return self.decoder.dtype_name
 
     def kv_bytes(self, *, num_rows: int, num_tokens: int) -> int:
         """Bytes of a cache for `num_rows` sequences of up to `num_tokens` tokens."""
@@ -89,45 +97,80 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     model_impl: str = "auto",
+    kv_cache_dtype: str = "auto",
+    activations: str = "auto",
+    threads: int | None = None,
     download_progress: Progress | None = None,
+    packing_progress: Progress | None = None,
 ) -> LoadedModel:
     """Load an alias (fetched on first use), a GGUF file or a Hugging Face directory.
 
-    dtype: "auto" takes bfloat16 where the device computes it natively, else float32; "float64"
-        is the row-invariant mode of the tests.
-    model_impl: what computes the model. "outpace": our own decoder. "transformers": the adapter
-        (`models/hf/adapter.py`), slower and for one sequence at a time. "auto": the decoder where
-        it has the architecture, else, for a Hugging Face directory, the adapter.
+    dtype: what the weights are held in. "auto": on the native step a GGUF file's own format where
+        that is Q4_0, Q4_1 or Q8_0, else bfloat16; in torch bfloat16 where the device computes it
+        natively, else float32. "q4_0", "q4_1", "q8_0": that the file is stored so. "float64" is the
+        row-invariant mode of the torch decoder.
+    model_impl: what computes the model. "native": the native step, on CPUs. "torch": our decoder in
+        torch. "transformers": the adapter (`models/hf/adapter.py`), slower and for one sequence at
+        a time. "auto": the first of these that can; the adapter runs Hugging Face directories only.
+    kv_cache_dtype, activations: see `NativeOptions`. threads: of the native step; None: one for
+        each physical core.
+    download_progress, packing_progress: called with (bytes done, bytes in all) while a model is
+        downloaded, and while its weights are laid out for the native step, which is done once.
     Raises ModelError or OptionError with what was given and what is possible.
     """
     torch_device = resolve_device(device)
-    torch_dtype = resolve_dtype(dtype, torch_device)
+    _check_dtype(dtype)
+    options = NativeOptions(kv_cache_dtype, activations)
+    check_threads(threads)
     if model_impl not in MODEL_IMPLS:
         raise OptionError(f"model_impl must be {', '.join(MODEL_IMPLS)}, got {model_impl!r}")
     path = names.resolve(str(name_or_path), progress=download_progress)
     if model_impl == "transformers" or (model_impl == "auto" and needs_adapter(path)):
         from outpace.models.hf.adapter import load_hf_adapter
 
+        options.refuse_given("the transformers adapter does")
+        torch_dtype = resolve_dtype(dtype, torch_device)
         return load_hf_adapter(path, torch_dtype, torch_device, name=str(name_or_path))
+    reason = "model_impl='torch'" if model_impl == "torch" else why_not(dtype, torch_device)
+    if model_impl == "native" and reason is not None:
+        raise OptionError(f"model_impl='native' cannot run {name_or_path}: {reason}")
     checkpoint = open_checkpoint(path)
     check_tensors(checkpoint)
     tokenizer = checkpoint.tokenizer()
     check_tokenizer_size(tokenizer, checkpoint.config.vocab_size)
-    decoder = in_own_thread(
-        lambda: Decoder(
-            checkpoint.config,
-            checkpoint.load,
-            dtype=torch_dtype,
-            device=torch_device,
-            num_logits=min(tokenizer.vocab_size, checkpoint.config.vocab_size),
+    num_logits = min(tokenizer.vocab_size, checkpoint.config.vocab_size)
+    decoder: CausalModel
+    if reason is None:
+        decoder = load_native(
+            checkpoint,
+            dtype,
+            options,
+            num_logits=num_logits,
+            threads=threads,
+            progress=packing_progress,
         )
-    )
+    else:
+        options.refuse_given(reason)
+        decoder = _load_torch(
+            checkpoint, resolve_dtype(dtype, torch_device), torch_device, num_logits
+        )
     return LoadedModel(
         decoder,
         tokenizer,
         str(name_or_path),
         checkpoint.fingerprint(),
+        model_impl="native" if reason is None else "torch",
         generation_config=checkpoint.generation_config(),
+    )
+
+
+def _load_torch(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, num_logits: int
+) -> Decoder:
+    return in_own_thread(
+        lambda: Decoder(
+            checkpoint.config, checkpoint.load, dtype=dtype, device=device, num_logits=num_logits
+        )
     )
 
 
@@ -151,12 +194,22 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """A torch dtype from its name."""
+    """A torch dtype from its name. Raises OptionError for a packed format: torch has none."""
+    _check_dtype(dtype)
     if dtype == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise OptionError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
+    if dtype not in DTYPES:
+        raise OptionError(
+            f"dtype={dtype!r} keeps weights packed, which only the native step does, and it does "
+            f"not run this model here; use auto, {', '.join(DTYPES)}"
+        )
     return DTYPES[dtype]
+
+
+def _check_dtype(dtype: str) -> None:
+    known = (*DTYPES, *PACKED_DTYPES)
+    if dtype != "auto" and (not isinstance(dtype, str) or dtype not in known):
+        raise OptionError(f"dtype must be auto, {', '.join(known)}, got {dtype!r}")
 
 
 def check_tokenizer_size(tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from outpace.errors import OptionError
 
 T = TypeVar("T")
+
+
+def check_threads(threads: Any) -> None:
+    """Raise OptionError unless it is None or a number of threads that this machine can use: some
+    libraries start as many as they are told before anyone can object."""
+    processors = os.cpu_count() or 1
+    most = max(16, 4 * processors)
+    is_number = isinstance(threads, int) and not isinstance(threads, bool)
+    if threads is not None and not (is_number and 1 <= threads <= most):
+        raise OptionError(
+            f"threads must be a whole number from 1 to {most} (this machine has {processors} "
+            f"processors), got {threads!r}"
+        )
 
 
 def in_own_thread(function: Callable[[], T]) -> T:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from outpace.sampling.filters import descending
 
 
 def raw_logprobs(
-    logits: Float[Tensor, "n V"], chosen_ids: Sequence[int], num_top: int
+    logits: Float[np.ndarray, "n V"], chosen_ids: Sequence[int], num_top: int
 ) -> list[list[tuple[int, float, int]]]:
     """Log-probabilities to report, from the raw logits (no temperature, no filtering).
 
@@ -21,12 +19,11 @@ def raw_logprobs(
     `num_top` most probable ones in order of rank, without naming the chosen token twice.
     Rank 1 is the most probable token; ties rank by smaller id.
     """
-    logits = logits.cpu()
-    logits = logits if logits.dtype == torch.float64 else logits.float()
     ids = np.arange(logits.shape[-1])
     num_top = min(num_top, ids.size)
     report: list[list[tuple[int, float, int]]] = []
-    for values, chosen in zip(torch.log_softmax(logits, -1).numpy(), chosen_ids, strict=True):
+    for row, chosen in zip(logits, chosen_ids, strict=True):
+        values = _log_softmax(row)
         value = values[chosen]
         before = (values > value) | ((values == value) & (ids < chosen))
         entries = [(int(chosen), float(value), 1 + int(before.sum()))]
@@ -38,3 +35,10 @@ def raw_logprobs(
             )
         report.append(entries)
     return report
+
+
+def _log_softmax(row: Float[np.ndarray, " V"]) -> Float[np.ndarray, " V"]:
+    """log(softmax(row)), in the row's precision but for the sum."""
+    values: Float[np.ndarray, " V"] = row - row.max()
+    values -= values.dtype.type(np.log(np.exp(values).sum(dtype=np.float64)))
+    return values

@@ -16,7 +16,6 @@ from collections.abc import Sequence as List
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from outpace.errors import OptionError, OutpaceError
 from outpace.sampling import History, draw, probabilities
@@ -82,8 +81,7 @@ def verify(
     parameters allow no further token gets a verdict with an error. Pure but for the coins it takes
     from `rng`, which only unseeded sampling uses.
     """
-    # One copy for all rows if the logits are on another device.
-    logits = scores.logits.cpu().numpy()
+    logits = scores.on_host()
     verdicts = []
     for seq, draft, span in zip(seqs, drafts, scores.rows, strict=True):
         if span.stop == span.start:
@@ -147,7 +145,7 @@ def _verify_with_coins(rows: TargetRows, draft: Draft, rng: np.random.Generator)
 
 
 def draw_tokens(
-    logits: Float[Tensor, "n V"],
+    logits: Float[np.ndarray, "n V"],
     seqs: List[Sequence],
     drafts: List[Draft],
     rng: np.random.Generator,
@@ -158,10 +156,9 @@ def draw_tokens(
     Returns (token, q): q is the distribution it was drawn from, or None where the choice was
     deterministic given the seed (or greedy), so that it is judged as one-hot.
     """
-    host = logits.cpu().numpy()
     return [
         _draw_token(row, seq, draft, rng)
-        for row, seq, draft in zip(host, seqs, drafts, strict=True)
+        for row, seq, draft in zip(logits, seqs, drafts, strict=True)
     ]
 
 

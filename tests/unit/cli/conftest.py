@@ -105,6 +105,9 @@ class FakeLLM:
     speculative_config: dict[str, Any] | None = None
     dtype: str = "auto"
     model_impl: str = "auto"
+    kv_cache_dtype: str = "auto"
+    activations: str = "auto"
+    threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 8
     device: str = "auto"

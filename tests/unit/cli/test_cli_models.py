@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import outpace
@@ -85,7 +86,8 @@ def test_show_of_an_unknown_model(run_cli: Run, monkeypatch: pytest.MonkeyPatch)
     assert err == "error: no model 'toy'; see `outpace models list`\n"
 
 
-def test_info(run_cli: Run, empty_cache: Path) -> None:
+def test_info(run_cli: Run, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.native.pool.probe_buffer", lambda: np.ones(1 << 20, np.uint8))
     values = json.loads(run_cli("info", "--json")[1])
     assert values["outpace"] == outpace.__version__
     assert values["cache_dir"] == str(empty_cache)

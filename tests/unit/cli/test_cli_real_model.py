@@ -1,4 +1,5 @@
-"""The installed command on the default model, as a user runs it."""
+"""The command line on the default model: the installed command as a user runs it, and the rest in
+this process, on a model that is loaded once."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +22,12 @@ REWRITE = (
 )
 
 
-def outpace(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+Run = Callable[..., Any]
+
+
+def outpace(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(OUTPACE), *args],
-        input=stdin,
         capture_output=True,
         encoding="utf-8",
         check=False,
@@ -37,10 +42,11 @@ def test_generate_streams_the_answer_and_reports_on_stderr() -> None:
     assert "acceptance length 1.00, method none" in done.stderr
 
 
-def test_json_agrees_between_methods_and_precisions_say_what_they_are() -> None:
+@pytest.mark.usefixtures("default_model_in_memory", "unchecked_shapes")
+def test_json_agrees_between_methods_and_precisions_say_what_they_are(run_cli: Run) -> None:
+    asked = ("generate", REWRITE, "--json", "--max-tokens", "40", "--dtype", "float64")
     plain, drafted = (
-        json.loads(outpace("generate", REWRITE, "--json", "--max-tokens", "40", *more).stdout)
-        for more in (["--dtype", "float64"], ["--dtype", "float64", "--method", "ngram"])
+        json.loads(run_cli(*asked, *more).out) for more in ([], ["--method", "ngram"])
     )
     assert plain["token_ids"] == drafted["token_ids"]
     assert plain["text"] == drafted["text"]
@@ -52,28 +58,30 @@ def test_json_agrees_between_methods_and_precisions_say_what_they_are() -> None:
     assert drafted["speculation"]["acceptance_length"] > 1.5
 
 
-def test_compare_in_the_row_invariant_mode_is_equal() -> None:
-    done = outpace(
+@pytest.mark.usefixtures("default_model_in_memory", "unchecked_shapes")
+def test_compare_in_the_row_invariant_mode_is_equal(run_cli: Run) -> None:
+    done = run_cli(
         *("generate", REWRITE, "--compare", "--json", "--repeats", "1"),
         *("--max-tokens", "30", "--dtype", "float64"),
     )
-    values = json.loads(done.stdout)
+    values = json.loads(done.out)
     assert values["ids_equal"] is True
     assert values["acceptance_length"] > 1.0
     ratio = values["speculative_tokens_per_s"] / values["plain_tokens_per_s"]
     assert values["ratio"] == pytest.approx(ratio)
 
 
-def test_chat_through_a_pipe_remembers() -> None:
-    done = outpace(
+@pytest.mark.usefixtures("default_model_in_memory", "unchecked_shapes")
+def test_chat_through_a_pipe_remembers(run_cli: Run) -> None:
+    done = run_cli(
         *("chat", "--max-tokens", "24", "--method", "ngram"),
         stdin="My name is Ada.\nWhat is my name?\n/stats\n",
     )
-    assert done.returncode == 0, done.stderr
-    *answers, stats = done.stdout.strip().splitlines()
+    assert done.status == 0, done.err
+    *answers, stats = done.out.strip().splitlines()
     assert "Ada" in "\n".join(answers)
     assert stats.startswith("2 answers, ")
-    assert done.stderr == ""
+    assert done.err == ""
 
 
 @pytest.mark.parametrize(
@@ -92,10 +100,11 @@ def test_chat_through_a_pipe_remembers() -> None:
         (["--method", "ngram", "--prompt-lookup-min", "9"], ["prompt_lookup_min (9)"]),
     ],
 )
-def test_errors_are_one_line(args: list[str], words: list[str]) -> None:
-    done = outpace("generate", "hello", *args)
-    assert (done.returncode, done.stdout) == (1, "")
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("fetching")]
+@pytest.mark.usefixtures("default_model_in_memory")
+def test_errors_are_one_line(args: list[str], words: list[str], run_cli: Run) -> None:
+    done = run_cli("generate", "hello", *args)
+    assert (done.status, done.out) == (1, "")
+    lines = [line for line in done.err.splitlines() if not line.startswith("fetching")]
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     for word in words:

@@ -24,9 +24,8 @@ from tiny import (
     tiny_model,
     tiny_tokenizer,
 )
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from outpace.models.hub import names
 from outpace.models.load import LoadedModel, load_model
 from outpace.types import Draft
 
@@ -276,16 +275,8 @@ class TestShapes:
 
 
 @pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("smollm2-135m", dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    file = names.resolve("smollm2-135m")
-    return AutoModelForCausalLM.from_pretrained(
-        str(file.parent), gguf_file=file.name, dtype=torch.float32
-    ).eval()
+def model(default_model: Any) -> LoadedModel:
+    return default_model("float32", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -295,20 +286,21 @@ def token_ids(model: LoadedModel, prompts: Any) -> list[list[int]]:
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("unchecked_shapes")
 class TestDefaultModel:
-    def test_logits_equal_those_of_transformers(self, model, reference, token_ids):
+    def test_logits_equal_those_of_transformers(self, model, default_oracle, token_ids):
         for ids in token_ids:
             runner = new_runner(model, num_tokens=len(ids))
             seq = new_sequence(ids[:1])
             runner.open(seq)
             logits = runner.extend([seq], [Draft(tuple(ids[1:]))]).logits
-            expected = reference_logits(reference, ids)[:, : logits.shape[1]]
+            expected = reference_logits(default_oracle, ids)[:, : logits.shape[1]]
             assert (logits - expected).abs().max() < 1e-3
 
     @torch.inference_mode()
-    def test_greedy_tokens_equal_those_of_transformers(self, model, reference, token_ids):
+    def test_greedy_tokens_equal_those_of_transformers(self, model, default_oracle, token_ids):
         ids = token_ids[0]
-        expected = reference.generate(
+        expected = default_oracle.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
             max_new_tokens=32,
@@ -326,10 +318,10 @@ class TestDefaultModel:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_passes_of_several_rows_agree_with_passes_of_one(self, dtype, token_ids):
+    def test_passes_of_several_rows_agree_with_passes_of_one(self, dtype, token_ids, default_model):
         """Prints which block sizes agree bit for bit on this machine; demands agreement up to
         rounding, because the kernels of other CPUs may sum in another order."""
-        model = load_model("smollm2-135m", dtype=dtype, device="cpu")
+        model = default_model(dtype, "torch")
         text = [token for ids in token_ids for token in ids]
         ids = (text * (500 // len(text) + 1))[:500]
         for start in (40, 230, 378, 440):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -104,6 +105,10 @@ FEATURES: dict[str, dict[str, Any]] = {
         "layers": (*(layer_kind(window=WINDOW),) * 3, layer_kind(theta=1e6)),
     },
 }
+# What most sizes do is done by a few; the others are for the exhaustive run.
+slow = partial(pytest.param, marks=pytest.mark.slow)
+pytestmark = pytest.mark.usefixtures("unchecked_shapes_in_module")
+
 WINDOWED = [name for name in FEATURES if "window" in name or "Gemma" in name]
 
 
@@ -175,7 +180,7 @@ def path_to(node: int, parents: list[int]) -> list[int]:
     return path[::-1]
 
 
-@pytest.mark.parametrize("size", [30, 1, 2, 7, 17])
+@pytest.mark.parametrize("size", [30, 1, 7, slow(2), slow(17)])
 def test_a_text_in_passes_of_any_size(case, size):
     cache = case.new_cache()
     logits = [
@@ -194,6 +199,7 @@ def test_captured_states(case):
         torch.testing.assert_close(state, states[layer], **EXACT)
 
 
+@pytest.mark.usefixtures("checked_shapes")
 def test_ragged_batches(case):
     texts = {0: random_tokens(24, 1), 1: random_tokens(9, 2), 2: random_tokens(30, 3)}
     cache = case.new_cache()
@@ -207,7 +213,10 @@ def test_ragged_batches(case):
 NUM_DRAFTED = 4
 
 
-@pytest.mark.parametrize("start", range(WINDOW - NUM_DRAFTED, WINDOW + 2))
+@pytest.mark.parametrize(
+    "start",
+    [*map(slow, range(WINDOW - NUM_DRAFTED, WINDOW - 1)), WINDOW - 1, WINDOW, WINDOW + 1],
+)
 def test_rollback_around_the_window(windowed, start):
     """After `start` tokens, drafts are appended and all but some of them forgotten, again and
     again, as a step does it."""
@@ -235,7 +244,7 @@ def test_rollback_to_every_length(case):
         torch.testing.assert_close(logits[0], expected[length : length + 4], **EXACT)
 
 
-@pytest.mark.parametrize("num_nodes", [1, 6, 15, 20])
+@pytest.mark.parametrize("num_nodes", [slow(1), slow(6), 15, 20])
 def test_every_path_of_a_tree_is_a_chain(case, num_nodes):
     """15 nodes share a call with other rows, 20 do not."""
     before, nodes = TOKENS[:7], random_tokens(num_nodes, 5)
@@ -249,6 +258,7 @@ def test_every_path_of_a_tree_is_a_chain(case, num_nodes):
         torch.testing.assert_close(logits[0][path], expected[len(before) :], **EXACT)
 
 
+@pytest.mark.usefixtures("checked_shapes")
 def test_trees_and_chains_in_one_batch(case):
     before = {0: TOKENS[:12], 1: TOKENS[3:9], 2: TOKENS[5:20]}
     new = {0: random_tokens(9, 6), 1: random_tokens(4, 7), 2: random_tokens(13, 8)}

@@ -56,21 +56,10 @@ def real() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def reference() -> PreTrainedTokenizerFast:
-    """transformers' tokenizer of the same file, with SmolLM2's own pre-tokenizer.
-
-    transformers knows no split for GGUF's "smollm" and falls back to GPT-2's, which puts the last
-    of several spaces to the digits after it; the published tokenizer.json takes digits first.
-    """
-    path = names.resolve("smollm2-135m")
-    found = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    found.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    return found
+def reference(
+    default_tokenizer_of_transformers: PreTrainedTokenizerFast,
+) -> PreTrainedTokenizerFast:
+    return default_tokenizer_of_transformers
 
 
 @pytest.fixture(scope="module")

@@ -327,7 +327,8 @@ def test_default_model_opens_whole() -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_default_model_equals_transformers_tensor_by_tensor() -> None:
+def test_default_model_equals_transformers_tensor_by_tensor(default_oracle: Any) -> None:
+    """And its configuration as well, by what transformers computes from either."""
     path = names.resolve("smollm2-135m")
     checkpoint = open_checkpoint(path)
     reference = AutoModelForCausalLM.from_pretrained(
@@ -338,3 +339,6 @@ def test_default_model_equals_transformers_tensor_by_tensor() -> None:
         assert torch.equal(checkpoint.load(name), weights[name]), name
     reader = gguf.GGUFReader(path)
     assert len(checkpoint.names()) == len(reader.tensors)
+    token_ids = torch.arange(100, 164)[None]
+    with torch.inference_mode():
+        assert torch.equal(reference(token_ids).logits, default_oracle(token_ids).logits)

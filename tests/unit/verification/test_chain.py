@@ -323,7 +323,7 @@ def test_greedy_rows_make_every_rule_the_same() -> None:
 
 # The float path as it runs: laws by simulation.
 
-VOCAB, K, NUM_STEPS = 8, 2, 60_000
+VOCAB, K, NUM_STEPS = 8, 2, 20_000
 Step = Callable[[np.ndarray, Draft, np.ndarray], Decision]
 
 

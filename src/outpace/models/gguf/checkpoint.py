@@ -14,7 +14,9 @@ from outpace.models.gguf.file import GGUFFile
 from outpace.models.gguf.layouts import gguf_layout
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from jaxtyping import UInt8
 
     from outpace.models.tokenizer import Tokenizer
 
@@ -53,6 +55,25 @@ class GGUFCheckpoint(Checkpoint):
 
     def _load_stored(self, stored: str) -> torch.Tensor:
         return self._file.load(stored)
+
+    def has_blocks(self, name: str) -> bool:
+        source, shape = self._source(name), self.shape(name)
+        info = self._file.tensors[source.stored]
+        if len(info.shape) != 2 or len(shape) != 2 or shape[1] != info.shape[1]:
+            return False
+        # What takes whole rows of values takes whole rows of bytes.
+        row_bytes = info.nbytes // info.shape[0]
+        return source.shape((info.shape[0], row_bytes)) == (shape[0], row_bytes)
+
+    def blocks(self, name: str) -> UInt8[np.ndarray, "rows nbytes"]:
+        import torch
+
+        source = self._source(name)
+        rows = self._file.raw(source.stored).reshape(self._file.tensors[source.stored].shape[0], -1)
+        if source.part is None:
+            return rows
+        # A copy: torch warns of memory that it cannot write to.
+        return source.part(torch.from_numpy(rows.copy())).contiguous().numpy()
 
     def files(self) -> list[Path]:
         return [self.path]

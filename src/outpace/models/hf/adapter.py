@@ -95,6 +95,10 @@ class HFModel:
         self.num_logits = min(num_tokens, num_embeddings, self.vocab_size)
 
     @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def capturable(self) -> range:
         # The last of transformers' hidden states has been through the final norm in most models,
         # and nothing says in which.
@@ -122,8 +126,11 @@ class HFModel:
         """One pass over the new tokens of one sequence; see `CausalModel.forward`."""
         (segment,) = batch.segments
         assert not segment.parents, "the adapter feeds chains, not trees"
-        rows = batch.logit_rows
-        output = self._run(batch.token_ids, segment.start, cache.past, rows, bool(capture))
+        token_ids, rows = (
+            torch.tensor(values, dtype=torch.int64, device=self.device)
+            for values in (batch.token_ids, batch.logit_rows)
+        )
+        output = self._run(token_ids, segment.start, cache.past, rows, bool(capture))
         logits = output.logits[0]
         if logits.shape[0] != rows.shape[0]:
             logits = logits.index_select(0, rows)

@@ -71,6 +71,7 @@ def show(name: str, progress: Progress | None = None) -> dict[str, Any]:
     from outpace.models.open import open_checkpoint
     from outpace.models.tensors import check_tensors, num_parameters
     from outpace.models.tokenizer import Tokenizer
+    from outpace.native.library import status
 
     path = resolve(name, progress)
     if needs_adapter(path):
@@ -87,7 +88,7 @@ def show(name: str, progress: Progress | None = None) -> dict[str, Any]:
     return {
         "name": name,
         "path": str(path),
-        "runs_on": "outpace decoder",
+        "runs_on": "native step" if status().path else "torch decoder",
         **_described(checkpoint.config),
         "stored_dtype": checkpoint.stored_dtype,
         "num_parameters": num_parameters(checkpoint.config),

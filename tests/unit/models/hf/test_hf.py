@@ -42,19 +42,19 @@ def copy_of(path: Path, to: Path, **changes: Any) -> Path:
 class TestWhoRunsIt:
     def test_auto_takes_the_decoder_where_it_has_the_architecture(self, olmo2, tmp_path):
         llama = write_hf(tmp_path)
-        assert load_model(llama, **CPU).runs_on == "outpace decoder"
+        assert load_model(llama, **CPU).model_impl in ("native", "torch")
         assert load_model(olmo2, **CPU).runs_on == "transformers adapter"
 
     def test_either_can_be_forced(self, olmo2, tmp_path):
         llama = write_hf(tmp_path)
         assert load_model(llama, model_impl="transformers", **CPU).model_impl == "transformers"
-        assert load_model(llama, model_impl="outpace", **CPU).model_impl == "outpace"
+        assert load_model(llama, model_impl="torch", **CPU).model_impl == "torch"
         with pytest.raises(ModelError, match="architecture 'olmo2' is not supported"):
-            load_model(olmo2, model_impl="outpace", **CPU)
+            load_model(olmo2, model_impl="torch", **CPU)
 
     @pytest.mark.parametrize("value", ["vllm", "", None, 1, "Auto"])
     def test_an_unknown_name_is_refused_with_the_known_ones(self, tmp_path, value):
-        with pytest.raises(OptionError, match="auto, outpace, transformers") as caught:
+        with pytest.raises(OptionError, match="auto, native, torch, transformers") as caught:
             load_model(tmp_path / "absent", model_impl=value, **CPU)
         assert repr(value) in str(caught.value)
 
@@ -75,8 +75,8 @@ class TestWhoRunsIt:
         }
         for agreeing in ("auto", "transformers"):
             assert EngineOptions(**options, model_impl=agreeing).load(model) is model
-        with pytest.raises(OptionError, match=r"'outpace', but .* transformers adapter"):
-            EngineOptions(**options, model_impl="outpace").load(model)
+        with pytest.raises(OptionError, match=r"'torch', but .* transformers adapter"):
+            EngineOptions(**options, model_impl="torch").load(model)
 
     def test_without_transformers_the_error_names_the_extra(self, olmo2, monkeypatch):
         monkeypatch.setitem(sys.modules, "transformers", None)
