@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(NATIVE): $(STAMP) $(NATIVE_SOURCES)
 	$(BIN)/python hatch_build.py
-	@touch $@
+	@[ ! -f src/outpace/native/_outpace_native.so ] || touch $@  # without a compiler: ask again
 
 native: $(NATIVE)
 

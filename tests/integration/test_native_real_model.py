@@ -77,6 +77,43 @@ def test_every_drafter_gives_the_bits_of_plain_decoding(
                 assert answers(llm, token_ids) == expected, (config, batch)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("drafter", ["ngram", "itself", "random"])
+def test_every_prompt_is_answered_as_by_plain_decoding(
+    default_model: Callable[..., LoadedModel],
+    prompts: list[Prompt],
+    plain_answers: list[list[int]],
+    drafter: str,
+    batch: int,
+) -> None:
+    model = default_model("auto", "native")
+    config: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
+    if drafter != "ngram":
+        draft = model if drafter == "itself" else random_draft(model)
+        config = {"method": "draft_model", "model": draft, "num_speculative_tokens": 3}
+    found = chat_ids(LLM(model, speculative_config=config, max_num_seqs=batch), prompts)
+    pairs = zip(found, plain_answers, strict=True)
+    differing = [i for i, (answer, plain) in enumerate(pairs) if answer != plain]
+    print(f"{drafter}, batch {batch}: {len(differing)} of {len(found)} answers differ from plain")
+    assert differing == []
+
+
+@pytest.fixture(scope="module")
+def plain_answers(
+    default_model: Callable[..., LoadedModel], prompts: list[Prompt]
+) -> list[list[int]]:
+    return chat_ids(LLM(default_model("auto", "native"), max_num_seqs=1), prompts)
+
+
+def chat_ids(llm: LLM, prompts: list[Prompt]) -> list[list[int]]:
+    """Greedy answers of up to 128 tokens; closes the LLM."""
+    params = SamplingParams(temperature=0, max_tokens=128)
+    with llm:
+        outputs = llm.chat([[{"role": "user", "content": p.text}] for p in prompts], params)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
 def test_logits_do_not_depend_on_how_a_text_is_fed(
     model: LoadedModel, token_ids: list[list[int]]
 ) -> None:

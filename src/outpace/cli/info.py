@@ -67,10 +67,14 @@ def collect() -> dict[str, Any]:
 
 def native_step() -> dict[str, Any]:
     """Which instruction-set path runs or why none does, and what memory allows it at best."""
-    from outpace.native.library import status
+    from outpace.errors import OptionError
+    from outpace.native.library import NativeStatus, status
     from outpace.native.pool import ThreadPool, default_num_threads, probe_buffer, read_bandwidth
 
-    found = status()
+    try:
+        found = status()
+    except OptionError as error:  # of the variable that forces a path: the rest is still true
+        found = NativeStatus(None, str(error))
     values: dict[str, Any] = {
         "native_path": found.path,
         "native_unavailable": found.reason,

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_files import tokenizer_metadata, write_gguf
 
-from outpace.errors import ModelError
+from outpace.errors import ModelError, OptionError
 from outpace.models.gguf.config import config_from_gguf
 from outpace.models.open import open_checkpoint
 from outpace.models.tensors import check_tensors
@@ -195,5 +195,6 @@ def test_any_vocabulary_is_read_or_refused(
         unknown_token_id=0,
     )
     values |= {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
-    with suppress(ModelError):
+    # A vocabulary that can be read may still be unable to spell this text, which is said as well.
+    with suppress(ModelError, OptionError):
         Tokenizer.from_gguf(values, "tiny").encode("a hello <e> 12 🙂")
