@@ -20,14 +20,14 @@ say '2. Answer a question'
 
 say '3. Plain against speculative decoding, where the answer repeats its prompt'
 echo 'Task: repeat a paragraph. Lookup can copy most of the answer.'
-"$outpace" generate --compare --method ngram --max-tokens 120 \
+"$outpace" generate --compare --method ngram --num-speculative-tokens 3 --max-tokens 120 \
   "Repeat the following text word for word.
 
 $paragraph"
 
 say '4. The same comparison, where the answer is new text'
 echo 'Task: an open question. There is little to copy, so lookup has little to offer.'
-"$outpace" generate --compare --method ngram --max-tokens 120 \
+"$outpace" generate --compare --method ngram --num-speculative-tokens 3 --max-tokens 120 \
   'What makes a good friend? Answer in a few sentences of your own.'
 
 say 'What this shows'
