@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -27,11 +26,11 @@ from harness.peers import transformers_methods
 from harness.progress import BenchProgress
 from harness.prompts import BenchPrompt, default_file, pick_prompts
 from harness.results import Overhead, Results, Run
+from harness.running import REFUSED, as_plain, run_to_the_end
 from harness.tables import show_header, show_summary, summarise
 from rich.console import Console
 
 from outpace import SamplingParams
-from outpace.errors import OutpaceError
 from outpace.models.load import LoadedModel, load_model
 
 TEMPERATURE = 0.7
@@ -207,7 +206,7 @@ class Benchmark:
                         Run.of(dtype, workload.decoding, round_index, prompt, method.name, timing)
                     )
                     self._progress.tick(self._options.max_tokens)
-                    if timing.num_drafter_errors:
+                    if timing.stats.num_drafter_errors:
                         self._note(f"{dtype}: {method.name} FAILED and went on plain; see the log")
 
     def _sampled(self) -> SamplingParams:
@@ -263,24 +262,11 @@ def main() -> int:
     header = describe()
     show_header({"model": options.model, **header}, console, "Benchmark of the engine")
     results = Results()
-    started = time.perf_counter()
-    status = 0
     with BenchProgress() as progress:
         benchmark = Benchmark(options, results, progress)
-        try:
-            benchmark.run()
-        except OutpaceError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            results.notes.append("interrupted: these are the results up to then")
-            status = 130
-        # What was measured in minutes must not be lost to whatever failed after it.
-        except Exception as error:
-            traceback.print_exc()
-            results.notes.append(f"FAILED: {type(error).__name__}: {error}")
-            status = 1
-    results.elapsed_s = time.perf_counter() - started
+        status = run_to_the_end(benchmark.run, results)
+    if status == REFUSED:
+        return status
     summary = summarise(results, benchmark.methods, options.seed)
     show_summary(summary, console)
     _show_end(results, console)
@@ -291,7 +277,7 @@ def main() -> int:
             "results": asdict(results),
             "summary": summary,
         }
-        options.json.write_text(json.dumps(document, default=_plain), encoding="utf-8")
+        options.json.write_text(json.dumps(document, default=as_plain), encoding="utf-8")
     return status
 
 
@@ -302,11 +288,6 @@ def _show_end(results: Results, console: Console) -> None:
     rounds = ", ".join(f"{dtype} {count}" for dtype, count in results.rounds.items())
     console.print(f"Rounds over all prompts: {rounds or 'none complete'}.")
     console.print(f"Total time: {results.elapsed_s / 60:.1f} min.")
-
-
-def _plain(value: Any) -> Any:
-    """What `json` cannot write by itself: ratios in the summary, and paths."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 if __name__ == "__main__":

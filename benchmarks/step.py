@@ -13,7 +13,6 @@ import json
 import random
 import sys
 import time
-import traceback
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -22,6 +21,7 @@ from typing import Any
 
 from harness.environment import describe
 from harness.progress import BenchProgress
+from harness.running import REFUSED, as_plain, run_to_the_end
 from harness.step import curves, llama
 from harness.step.engines import EngineProcess, ProbeProcess, Setup
 from harness.step.options import AUTO, Options, parse_options
@@ -33,7 +33,6 @@ from harness.step.weights import is_packed, main_format
 from harness.tables import show_header
 from rich.console import Console
 
-from outpace.errors import OutpaceError
 from outpace.models.hub import names
 from outpace.models.open import open_checkpoint
 from outpace.native.pool import default_num_threads
@@ -253,27 +252,14 @@ class Benchmark:
 
 def measure(options: Options, header: dict[str, Any], results: Results) -> int:
     """Fill `results`, and `header` with what is known of the peers; returns the exit status."""
-    started = time.perf_counter()
-    status = 0
-    with ExitStack() as drawing:
-        try:
-            if "llama.cpp" in options.peers:
-                header |= llama.describe_library()
-            progress = drawing.enter_context(BenchProgress())
+
+    def work() -> None:
+        if "llama.cpp" in options.peers:
+            header.update(llama.describe_library())
+        with BenchProgress() as progress:
             Benchmark(options, results, progress).run()
-        except (OutpaceError, ImportError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            results.notes.append("interrupted: these are the results up to then")
-            status = 130
-        # What was measured in minutes must not be lost to whatever failed after it.
-        except Exception as error:
-            traceback.print_exc()
-            results.notes.append(f"FAILED: {type(error).__name__}: {error}")
-            status = 1
-    results.elapsed_s = time.perf_counter() - started
-    return status
+
+    return run_to_the_end(work, results)
 
 
 def draw(results: Results, summary: dict[str, Any]) -> str:
@@ -307,7 +293,7 @@ def main() -> int:
         header = {"model": options.model, **describe(), "threads": threads}
         results = Results()
         status = measure(options, header, results)
-        if status == 2:
+        if status == REFUSED:
             return status
     show_header(header, console, "Benchmark of the native step")
     summary = summarise(results)
@@ -317,17 +303,12 @@ def main() -> int:
         options.plot.write_text(draw(results, summary), encoding="utf-8")
     if options.json is not None:
         document = {"header": header, "options": asdict(options), "results": asdict(results)}
-        text = json.dumps({**document, "summary": summary}, default=_plain)
+        text = json.dumps({**document, "summary": summary}, default=as_plain)
         if to_stdout:
             print(text)
         else:
             Path(options.json).write_text(text, encoding="utf-8")
     return status
-
-
-def _plain(value: Any) -> Any:
-    """What `json` cannot write by itself: spreads in the summary, and paths."""
-    return str(value) if isinstance(value, Path) else asdict(value)
 
 
 if __name__ == "__main__":

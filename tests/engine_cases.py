@@ -8,7 +8,7 @@ from scripted import scripted
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
-from outpace.types import RequestOutput
+from outpace.outputs import RequestOutput
 
 VOCAB = 96
 TARGET = tiny_model(seed=1, max_len=256)

@@ -159,12 +159,15 @@ def emission_law(
 
 
 def completed(emitted: Law, model: Model) -> Law:
-    """The joint law of the first k + 1 tokens when the target continues every output alone."""
+    """The joint law of the first k + 1 tokens when the target continues every output alone.
+
+    Where the target's row is all zeros, no token may come and the output ends there.
+    """
     law: Law = defaultdict(Fraction)
     pending = list(emitted.items())
     while pending:
         tokens, mass = pending.pop()
-        if len(tokens) == model.k + 1:
+        if len(tokens) == model.k + 1 or not model.p[tokens].any():
             law[tokens] += mass
             continue
         for token, share in enumerate(model.p[tokens]):

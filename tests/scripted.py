@@ -75,3 +75,54 @@ def sampled(q: np.ndarray, seed: int = 0, claim: np.ndarray | None = None) -> Pr
         return Draft(tokens, q=(claimed,) * budget, origin="sampled")
 
     return propose
+
+
+def in_a_tree(
+    chain: Propose, vocab_size: int, seed: int = 0, *, num_probes: int = 0, sure: bool = False
+) -> Propose:
+    """What `chain` proposes as one path of a random tree, with other tokens on all sides of it.
+
+    sure: the path takes a third of the budget; otherwise a random part, and drafts vary in size.
+    num_probes: so many nodes at the end are only evaluated, some with the tokens of the path.
+    """
+    rng = np.random.default_rng(seed)
+
+    def propose(seq: Sequence, budget: int) -> Draft:
+        size = budget if sure else int(rng.integers(0, budget + 1))
+        probes = min(num_probes, size // 2)
+        path = chain(seq, budget).token_ids
+        path = path[: size // 3 if sure else int(rng.integers(0, size - probes + 1))]
+        tokens: list[int] = []
+        parents: list[int] = []
+        tip, depth, right = -1, 0, set(rng.permutation(size - probes)[: len(path)].tolist())
+        for node in range(size):
+            if node in right:
+                tokens.append(path[depth])
+                parents.append(tip)
+                tip, depth = node, depth + 1
+            else:
+                tokens.append(int(rng.choice([rng.integers(2, vocab_size), *path])))
+                parents.append(int(rng.integers(-1, node)))
+        return Draft(tuple(tokens), None, "tree", tuple(parents), probes)
+
+    return propose
+
+
+def siblings(q: np.ndarray, seed: int = 0, claim: np.ndarray | None = None) -> Propose:
+    """Two siblings drawn without replacement from `q`, each with a chain of draws from `q` below,
+    which claim to come from `claim` (default: the truth)."""
+    rng = np.random.default_rng(seed)
+    claimed = q if claim is None else claim
+
+    def propose(seq: Sequence, budget: int) -> Draft:
+        first, second = (int(t) for t in rng.choice(len(q), size=2, replace=False, p=q))
+        rest = np.where(np.arange(len(q)) == first, 0, claimed)
+        tokens, laws, parents = [first, second], [claimed, rest / rest.sum()], [-1, -1]
+        for node in range(2, budget):
+            tokens.append(int(rng.choice(len(q), p=q)))
+            laws.append(claimed)
+            parents.append(node - 2)
+        kept = slice(budget)
+        return Draft(tuple(tokens[kept]), tuple(laws[kept]), "siblings", tuple(parents[kept]))
+
+    return propose

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from outpace import LLM, SamplingParams
 from outpace.engine.metrics import EngineMetrics
 from outpace.models.load import LoadedModel, load_model
+from outpace.outputs import SpeculationStats
 
 
 @dataclass(slots=True)
@@ -18,7 +19,8 @@ class Timing:
     """What one generation gave, and when.
 
     step_lens: output tokens of each step. ttft_s: from the call to the first step's tokens;
-    total_s: to the return of the call.
+    total_s: to the return of the call. counted: what our engine counted in the steps after the
+    first that gave tokens; stats: what became of its drafts, over all steps.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -26,7 +28,8 @@ class Timing:
     ttft_s: float = 0.0
     total_s: float = 0.0
     num_cached_tokens: int = 0
-    num_drafter_errors: int = 0
+    counted: EngineMetrics = field(default_factory=EngineMetrics)
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
 
 
 class Stopwatch:
@@ -68,15 +71,26 @@ class OutpaceMethod:
     """
 
     def __init__(
-        self, loaded: LoadedModel, config: Mapping[str, Any] | None, *, max_model_len: int
+        self,
+        loaded: LoadedModel,
+        config: Mapping[str, Any] | None,
+        *,
+        max_model_len: int,
+        name: str | None = None,
     ) -> None:
-        self.name = f"outpace {_label(config)}"
+        self.name = name or f"outpace {_label(config)}"
         self._loaded = loaded
         self._config = config
         self._max_model_len = max_model_len
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Timing:
-        with self._warm_engine(prompt) as llm:
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        before: Sequence[Sequence[int]] = (),
+    ) -> Timing:
+        """before: prompts that the same engine answers first, the clock not running."""
+        with self._warm_engine(prompt, before, params) as llm:
             timing = _generate(llm, prompt, params)
         assert timing.num_cached_tokens == 0, "the prompt was in the cache"
         return timing
@@ -92,15 +106,17 @@ class OutpaceMethod:
             _generate(llm, prompt, SamplingParams(temperature=0.0, max_tokens=1))
             before = replace(llm.metrics)
             timing = _generate(llm, prompt, params)
-            after = llm.metrics
+            counted = _since(before, llm.metrics)
         assert timing.num_cached_tokens == len(prompt) - 1, "the prompt was not cached"
-        differences = {
-            f.name: getattr(after, f.name) - getattr(before, f.name) for f in fields(EngineMetrics)
-        }
-        return EngineMetrics(**differences), timing.total_s
+        return counted, timing.total_s
 
     @contextmanager
-    def _warm_engine(self, prompt: Sequence[int]) -> Iterator[LLM]:
+    def _warm_engine(
+        self,
+        prompt: Sequence[int],
+        before: Sequence[Sequence[int]] = (),
+        params: SamplingParams | None = None,
+    ) -> Iterator[LLM]:
         """A new engine whose threads are running and whose cache holds no part of `prompt`."""
         with LLM(
             self._loaded,
@@ -108,20 +124,43 @@ class OutpaceMethod:
             max_model_len=self._max_model_len,
             max_num_seqs=1,
         ) as llm:
+            for earlier in before:
+                _generate(llm, earlier, params or SamplingParams())
+            # The cache has one row, which this empties of whatever came before.
             other = 1 if prompt[0] == 0 else 0
             _generate(llm, [other, other], SamplingParams(temperature=0.0, max_tokens=1))
             yield llm
 
 
+def answer(loaded: LoadedModel, prompt: Sequence[int], max_tokens: int) -> str:
+    """The text of the model's greedy answer, decoded plainly."""
+    with LLM(loaded, max_model_len=len(prompt) + max_tokens, max_num_seqs=1) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        (output,) = llm.generate([{"prompt_token_ids": list(prompt)}], params)
+        return output.outputs[0].text
+
+
 def _generate(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Timing:
     watch = Stopwatch()
+    first: EngineMetrics | None = None
     with llm.stream({"prompt_token_ids": list(prompt)}, params) as stream:
         for event in stream:
             watch.add(event.token_ids)
+            # The engine is in its next pass by now, and adds up again only when that is over.
+            first = first or replace(llm.metrics)
     timing = watch.stop()
+    if first is not None:
+        timing.counted = _since(first, llm.metrics)
     timing.num_cached_tokens = stream.output.metrics.num_cached_tokens
-    timing.num_drafter_errors = stream.output.stats.num_drafter_errors
+    timing.stats = stream.output.stats
     return timing
+
+
+def _since(before: EngineMetrics, after: EngineMetrics) -> EngineMetrics:
+    differences = {
+        f.name: getattr(after, f.name) - getattr(before, f.name) for f in fields(EngineMetrics)
+    }
+    return EngineMetrics(**differences)
 
 
 def outpace_methods(

@@ -74,7 +74,7 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     add("--dtypes", type=as_list_of(str), default="float32,bfloat16", help="computed in turn")
     add(
         "--speculative-config",
-        type=_json_object,
+        type=as_json_object,
         action="append",
         metavar="JSON",
         help="a drafter to measure, with the keys of LLM's speculative_config; may be repeated "
@@ -157,7 +157,7 @@ def _peers(text: str) -> tuple[str, ...]:
     return names
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def as_json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -24,13 +24,15 @@ _CHUNK_LEN = 512
 class PassTimes:
     """Seconds of passes over `num_rows` rows after `context_len` cached tokens, one per repetition.
 
-    Times at the same place of two such lists were taken in the same repetition.
+    Times at the same place of two such lists were taken in the same repetition. shape: "chain", or
+    "tree" where every token has two children.
     """
 
     dtype: str
     context_len: int
     num_rows: int
     seconds: list[float] = field(default_factory=list)
+    shape: str = "chain"
 
 
 def measure_passes(
@@ -42,17 +44,23 @@ def measure_passes(
     seed: int,
     results: list[PassTimes],
     tick: Callable[[], None],
+    shapes: Sequence[str] = ("chain",),
+    label: str | None = None,
 ) -> None:
     """Time every combination `repeats` times, in a new random order each time, after a warm-up.
+
+    label: what the results call the model's dtype.
 
     A pass feeds the newest token and n - 1 draft tokens and computes logits for all n rows; it
     is then rolled back. `results` grows at once and is filled on the way, so that it is of use
     after an interruption; tick() is called after every pass.
     """
     stopping = Event()
+    kinds = [(shape, n) for shape in shapes for n in rows]
+    passes = _passes(loaded, kinds, context_lens, repeats, seed, label or loaded.dtype, results)
 
     def work() -> None:
-        for _ in _passes(loaded, rows, context_lens, repeats, seed, results):
+        for _ in passes:
             tick()
             if stopping.is_set():
                 return
@@ -68,14 +76,15 @@ def measure_passes(
 
 def _passes(
     loaded: LoadedModel,
-    rows: Sequence[int],
+    kinds: Sequence[tuple[str, int]],
     context_lens: Sequence[int],
     repeats: int,
     seed: int,
+    label: str,
     results: list[PassTimes],
 ) -> Iterator[None]:
     """Make the passes, one at each step of the iterator."""
-    capacity = max(context_lens) + max(rows)
+    capacity = max(context_lens) + max(n for _, n in kinds)
     runner = Runner(
         loaded.decoder, loaded.new_cache(num_rows=len(context_lens), num_tokens=capacity)
     )
@@ -84,14 +93,17 @@ def _passes(
         _prefilled(runner, index, [rng.randrange(loaded.decoder.num_logits) for _ in range(length)])
         for index, length in enumerate(context_lens)
     ]
-    table = [{n: PassTimes(loaded.dtype, len(seq.tokens), n) for n in rows} for seq in contexts]
-    results.extend(times[n] for times in table for n in rows)
+    table = [
+        {(shape, n): PassTimes(label, len(seq.tokens), n, shape=shape) for shape, n in kinds}
+        for seq in contexts
+    ]
+    results.extend(times[kind] for times in table for kind in kinds)
     for repetition in range(repeats + 1):
         for seq, times in zip(contexts, table, strict=True):
-            for n in rng.sample(list(rows), len(rows)):
-                elapsed = _time_pass(runner, seq, n)
+            for kind in rng.sample(kinds, len(kinds)):
+                elapsed = _time_pass(runner, seq, *kind)
                 if repetition:
-                    times[n].seconds.append(elapsed)
+                    times[kind].seconds.append(elapsed)
                 yield
 
 
@@ -107,8 +119,9 @@ def _prefilled(runner: Runner, seq_id: int, token_ids: list[int]) -> TokenSequen
 
 
 @torch.inference_mode()
-def _time_pass(runner: Runner, seq: TokenSequence, num_rows: int) -> float:
-    draft = Draft(tuple(seq.tokens[: num_rows - 1]))
+def _time_pass(runner: Runner, seq: TokenSequence, shape: str, num_rows: int) -> float:
+    parents = None if shape == "chain" else tuple(n // 2 - 1 for n in range(num_rows - 1))
+    draft = Draft(tuple(seq.tokens[: num_rows - 1]), parents=parents)
     started = time.perf_counter()
     scores = runner.extend([seq], [draft])
     if scores.logits.device.type == "cuda":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -33,61 +33,95 @@ class BenchPrompt:
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One line of a file of prompts. turns: what the user says, one after another."""
+
+    label: str
+    category: str
+    turns: tuple[str, ...]
+
+    def prompt(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> BenchPrompt:
+        """The turn after `answers`, in the model's chat template; the bare texts, one below the
+        other, for a model without one."""
+        num_turns = len(answers) + 1
+        label = self.label if num_turns == 1 else f"{self.label} turn {num_turns}"
+        said = [text for pair in zip(self.turns, answers, strict=False) for text in pair]
+        said.append(self.turns[len(answers)])
+        return BenchPrompt(label, self.category, tuple(_encode(said, tokenizer)))
+
+
 def default_file() -> Path:
     """spec_bench_dev.jsonl in the directory OUTPACE_PROMPTS if that is set, else the built-in."""
     folder = os.environ.get(PROMPTS_VARIABLE)
     return Path(folder) / "spec_bench_dev.jsonl" if folder else BUILT_IN
 
 
+def default_files() -> tuple[Path, ...]:
+    """The same, and humaneval_dev.jsonl beside it if that is there."""
+    first = default_file()
+    second = first.with_name("humaneval_dev.jsonl")
+    return (first, second) if second.is_file() else (first,)
+
+
 def pick_prompts(
     path: Path, tokenizer: Tokenizer, *, count: int, max_tokens: int, seed: int
 ) -> list[BenchPrompt]:
-    """`count` prompts of at most `max_tokens` tokens, one category after another in turn.
+    """The first turns of `count` questions, one category after another in turn.
 
-    A category with too few fitting prompts contributes what it has. The same seed picks the
-    same prompts. Raises OptionError if nothing fits or a line is not a prompt.
+    A category with too few fitting prompts contributes what it has. Otherwise as
+    `pick_questions`.
     """
-    by_category: dict[str, list[tuple[str, str]]] = {}
-    for label, category, text in _read(path):
-        by_category.setdefault(category, []).append((label, text))
-    fitting = [
-        _fitting(category, texts, tokenizer, count, max_tokens, random.Random(f"{seed}{category}"))
-        for category, texts in by_category.items()
-    ]
-    in_turn = [p for row in zip_longest(*fitting) for p in row if p is not None][:count]
-    if not in_turn:
-        raise OptionError(f"{path} has no prompt of at most {max_tokens} tokens")
-    return sorted(in_turn, key=lambda prompt: list(by_category).index(prompt.category))
+    questions = pick_questions(
+        [path], tokenizer, per_category=count, max_tokens=max_tokens, seed=seed
+    )
+    categories = list(dict.fromkeys(question.category for question in questions))
+    fitting = [[q for q in questions if q.category == category] for category in categories]
+    in_turn = [q for row in zip_longest(*fitting) for q in row if q is not None][:count]
+    in_order = sorted(in_turn, key=lambda question: categories.index(question.category))
+    return [question.prompt(tokenizer) for question in in_order]
 
 
-def _fitting(
-    category: str,
-    texts: list[tuple[str, str]],
-    tokenizer: Tokenizer,
-    count: int,
-    max_tokens: int,
-    rng: random.Random,
-) -> list[BenchPrompt]:
-    found: list[BenchPrompt] = []
-    for label, text in rng.sample(texts, len(texts)):
-        token_ids = _encode(text, tokenizer)
-        if len(token_ids) <= max_tokens:
-            found.append(BenchPrompt(label, category, tuple(token_ids)))
-        if len(found) == count:
-            break
+def pick_questions(
+    paths: Sequence[Path], tokenizer: Tokenizer, *, per_category: int, max_tokens: int, seed: int
+) -> list[Question]:
+    """At most `per_category` questions of each category whose first turn has no more than
+    `max_tokens` tokens, category by category in the order of the files.
+
+    The same seed picks the same questions. Raises OptionError if nothing fits or a line is not a
+    prompt.
+    """
+    by_category: dict[str, list[Question]] = {}
+    for path in paths:
+        for question in _read(path):
+            by_category.setdefault(question.category, []).append(question)
+    found: list[Question] = []
+    for category, questions in by_category.items():
+        rng, num_found = random.Random(f"{seed}{category}"), 0
+        for question in rng.sample(questions, len(questions)):
+            if num_found == per_category:
+                break
+            if len(question.prompt(tokenizer).token_ids) <= max_tokens:
+                found.append(question)
+                num_found += 1
+    if not found:
+        names = ", ".join(map(str, paths))
+        raise OptionError(f"{names} has no prompt of at most {max_tokens} tokens")
     return found
 
 
-def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Ids of the text as one user message; of the bare text for a model without a template."""
+def _encode(said: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """Ids of a conversation that the user begins and continues."""
     if tokenizer.chat_template is None:
-        return tokenizer.encode(text)
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": text}])
-    return tokenizer.encode(chat, add_special_tokens=False)
+        return tokenizer.encode("\n".join(said))
+    messages = [
+        {"role": "assistant" if index % 2 else "user", "content": text}
+        for index, text in enumerate(said)
+    ]
+    return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
 
 
-def _read(path: Path) -> Iterator[tuple[str, str, str]]:
-    """(label, category, text) of each line; of a conversation only the first turn."""
+def _read(path: Path) -> Iterator[Question]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -98,18 +132,22 @@ def _read(path: Path) -> Iterator[tuple[str, str, str]]:
         category = str(row.get("category", path.stem.removesuffix("_dev")))
         if is_spec_bench and category in _CONVERSATION:
             category = "conversation"
-        text = row["turns"][0] if "turns" in row else row["prompt"]
-        label = row.get("question_id", row.get("task_id", f"line {number}"))
-        yield str(label), category, text
+        label = row.get("question_id", row.get("task_id", f"{path.stem} line {number}"))
+        yield Question(str(label), category, _turns(row))
+
+
+def _turns(row: dict[str, Any]) -> tuple[str, ...]:
+    turns = row["turns"] if "turns" in row else [row["prompt"]]
+    return tuple(turns) if isinstance(turns, list) else ()
 
 
 def _parsed(path: Path, number: int, line: str) -> tuple[int, dict[str, Any]]:
     try:
         row = json.loads(line)
-        text = row["turns"][0] if "turns" in row else row["prompt"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        text = None
-    if not isinstance(text, str):
+        turns = _turns(row)
+    except (ValueError, KeyError, TypeError):
+        turns = ()
+    if not turns or not all(isinstance(text, str) for text in turns):
         raise OptionError(
             f"{path}, line {number}: expected a JSON object with a `prompt` (text) or `turns` "
             "(a list of texts), one per line"

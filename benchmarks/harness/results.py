@@ -14,7 +14,8 @@ from outpace.engine.metrics import EngineMetrics
 class Run:
     """One generation. Runs that agree in all but `method` were made right after each other.
 
-    decoding: "greedy" or a description of the sampling parameters.
+    dtype: what the weights are held in; where several things compute them, after the name of the
+    one that did ("native q4_1"). decoding: "greedy" or a description of the sampling parameters.
     """
 
     dtype: str

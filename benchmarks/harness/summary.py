@@ -115,17 +115,19 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 def pass_rows(passes: Sequence[PassTimes]) -> list[Row]:
     """Milliseconds per pass, and v(n): the median of the ratios to one row, per repetition."""
-    single = {(p.dtype, p.context_len): p.seconds for p in passes if p.num_rows == 1}
+    single = {(p.dtype, p.context_len, p.shape): p.seconds for p in passes if p.num_rows == 1}
     rows = []
     for times in passes:
         # An interrupted measurement leaves some lists one repetition shorter.
-        pairs = list(zip(times.seconds, single[times.dtype, times.context_len], strict=False))
+        one_row = single[times.dtype, times.context_len, times.shape]
+        pairs = list(zip(times.seconds, one_row, strict=False))
         if not pairs:
             continue
         rows.append(
             {
                 "dtype": times.dtype,
                 "context_len": times.context_len,
+                "shape": times.shape,
                 "num_rows": times.num_rows,
                 "median_ms": 1e3 * median(times.seconds),
                 "v": median(seconds / one for seconds, one in pairs),

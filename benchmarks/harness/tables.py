@@ -112,13 +112,13 @@ def _show_categories(group: Mapping[str, Any], console: Console) -> None:
         table.add_row(
             row["category"],
             str(row["num_prompts"]),
-            _number(row["reference_tokens_per_s"], 1),
-            _number(row["tokens_per_s"], 1),
-            _number(ratio and ratio.mean),
-            _interval(ratio),
-            _number(row["end_to_end_ratio"] and row["end_to_end_ratio"].mean),
-            _number(row["acceptance_length"]),
-            _equal(row),
+            number(row["reference_tokens_per_s"], 1),
+            number(row["tokens_per_s"], 1),
+            number(ratio and ratio.mean),
+            interval(ratio),
+            number(row["end_to_end_ratio"] and row["end_to_end_ratio"].mean),
+            number(row["acceptance_length"]),
+            equal(row),
         )
     show_table(
         f"2. {group['method']} against {group['reference']}: {group['dtype']}, {group['decoding']}",
@@ -178,12 +178,12 @@ def _show_engines(group: Mapping[str, Any], console: Console) -> None:
         ratios = [row["decode_ratios"].get(name) for name in ours]
         table.add_row(
             row["method"],
-            _number(row["tokens_per_s"], 1),
-            _number(row["end_to_end_tokens_per_s"], 1),
-            _number(row["ttft_ms"], 0),
-            _number(row["acceptance_length"]),
-            _equal(row),
-            *(_with_interval(ratio) for ratio in ratios),
+            number(row["tokens_per_s"], 1),
+            number(row["end_to_end_tokens_per_s"], 1),
+            number(row["ttft_ms"], 0),
+            number(row["acceptance_length"]),
+            equal(row),
+            *(with_interval(ratio) for ratio in ratios),
         )
     show_table(
         f"4. Engines side by side: {group['dtype']}, {group['decoding']}",
@@ -211,27 +211,28 @@ def show_table(title: str, table: Table, caption: str, console: Console) -> None
     console.print()
     console.print(title, style="bold", highlight=False)
     console.print(table)
-    console.print(caption, style="dim", highlight=False)
+    if caption:
+        console.print(caption, style="dim", highlight=False)
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _interval(ratio: Ratio | None) -> str:
+def interval(ratio: Ratio | None) -> str:
     if ratio is None or ratio.low is None or ratio.high is None:
         return "-"
     return f"{ratio.low:.2f} to {ratio.high:.2f}"
 
 
-def _with_interval(ratio: Ratio | None) -> str:
+def with_interval(ratio: Ratio | None) -> str:
     if ratio is None:
         return "-"
-    interval = "" if ratio.low is None else f" ({_interval(ratio)})"
-    return f"{ratio.mean:.2f}{interval}"
+    around = "" if ratio.low is None else f" ({interval(ratio)})"
+    return f"{ratio.mean:.2f}{around}"
 
 
-def _equal(row: Row) -> str:
+def equal(row: Row) -> str:
     text = f"{row['num_equal']}/{row['num_compared']}"
     if row["first_difference"] is None:
         return text

@@ -37,9 +37,10 @@ def common_prefix_len(a: Sequence[int], b: Sequence[int], start: int = 0) -> int
 
 @dataclass(slots=True)
 class _Row:
-    """What one row holds: the ids fed to its slots, and when it was last released."""
+    """What one row holds: the ids fed to its slots, for whom, and when it was last released."""
 
     token_ids: list[int] = field(default_factory=list)
+    salt: str = ""
     is_open: bool = False
     closed_at: int = 0
 
@@ -82,22 +83,28 @@ class CacheRows:
         """Memory that the rows take, or may grow to, in bytes."""
         return 0
 
-    def open(self, token_ids: Sequence[int] = ()) -> tuple[int, int]:
+    def open(self, token_ids: Sequence[int] = (), salt: str = "") -> tuple[int, int]:
         """Take a free row for a sequence starting with `token_ids`.
 
         Returns (row, reused): the row already holds the first `reused` of them. Always leaves
-        at least the last token to be fed, because feeding it yields the next distribution.
+        at least the last token to be fed, because feeding it yields the next distribution. Only
+        what was fed under the same `salt` is reused: how fast a prompt is processed tells whether
+        somebody sent its beginning before.
         """
         wanted = list(token_ids[:-1])
         free = [i for i, row in enumerate(self._rows) if not row.is_open]
         assert free, "open() without a free row"
-        reused = {i: common_prefix_len(self._rows[i].token_ids, wanted) for i in free}
+        reused = {i: self._reusable(self._rows[i], wanted, salt) for i in free}
         # Longest reuse first; otherwise overwrite what has been useless for longest.
         index = max(free, key=lambda i: (reused[i], -self._rows[i].closed_at))
         row = self._rows[index]
-        row.is_open = True
+        row.is_open, row.salt = True, salt
         self.rollback(index, reused[index])
         return index, reused[index]
+
+    @staticmethod
+    def _reusable(row: _Row, wanted: Sequence[int], salt: str) -> int:
+        return common_prefix_len(row.token_ids, wanted) if row.salt == salt else 0
 
     def close(self, row: int) -> None:
         """Release a row. Its content stays readable for prefix reuse until it is opened again."""
@@ -150,8 +157,8 @@ class CopyableRows(CacheRows, ABC):
 
         What a free row holds of them already is not copied again.
         """
-        token_ids = self._rows[row].token_ids[:length]
-        copy, reused = self.open([*token_ids, -1])  # open() leaves the last one to be fed
+        token_ids, salt = self._rows[row].token_ids[:length], self._rows[row].salt
+        copy, reused = self.open([*token_ids, -1], salt)  # open() leaves the last one to be fed
         self.append(copy, token_ids[reused:])
         self._copy_slots(row, copy, reused, len(token_ids))
         return copy

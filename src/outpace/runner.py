@@ -7,8 +7,9 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 from outpace.cache import CacheRows, CopyableRows, common_prefix_len
-from outpace.models.attention import Segment
-from outpace.models.base import CausalModel, GreedyDrafting
+from outpace.early_exit import EarlyExitRunner
+from outpace.models.attention import Segment, parents_after
+from outpace.models.base import CausalModel, EarlyExit, GreedyDrafting
 from outpace.models.decoder import Batch
 from outpace.types import Draft, Scores, Sequence
 
@@ -17,10 +18,15 @@ NO_DRAFT = Draft()
 
 @dataclass(slots=True)
 class _Placement:
-    """Where a sequence lives in the cache, and up to where the cache is known to agree with it."""
+    """Where a sequence lives in the cache, and up to where the cache is known to agree with it.
+
+    tree: the slot of the first node and the parents of all nodes, while the row ends with a tree
+    instead of a text.
+    """
 
     row: int
     settled: int
+    tree: tuple[int, List[int]] | None = None
 
 
 class Runner:
@@ -37,6 +43,11 @@ class Runner:
         self._drafting = model if isinstance(model, GreedyDrafting) else None
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may branch: the cache can keep one path of a tree."""
+        return isinstance(self.cache, CopyableRows)
+
+    @property
     def max_len(self) -> int:
         """Most tokens a sequence may have fed here."""
         return min(self.cache.capacity, self.model.max_len)
@@ -46,7 +57,7 @@ class Runner:
 
         reuse=False: none, so that every token is fed and can be scored.
         """
-        row, reused = self.cache.open(seq.tokens if reuse else ())
+        row, reused = self.cache.open(seq.tokens if reuse else (), seq.cache_salt)
         self._placements[seq.seq_id] = _Placement(row, reused)
         return reused
 
@@ -83,6 +94,9 @@ class Runner:
     ) -> Scores:
         """Feed every sequence's uncached tokens, then its draft tokens, in one pass.
 
+        The nodes of a tree see the committed tokens, their ancestors and themselves. A tree must
+        be fed at once: what `commit` does not keep of it has to be fed again.
+
         max_feed: most uncached tokens to feed per sequence. A sequence with more than that is
         mid-prefill: its draft is not fed and it gets no logits.
         last_only: logits only after the last token fed, instead of after the last committed
@@ -95,8 +109,10 @@ class Runner:
         drafts = drafts or [NO_DRAFT] * len(seqs)
         feeds: list[list[int]] = []
         wanted: list[int] = []
+        parents: list[tuple[int, ...] | None] = [None] * len(seqs)
         for i, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
-            cached = self.num_cached(seq)
+            placement = self._placements[seq.seq_id]
+            cached = self.cache.length(placement.row)
             pending = seq.tokens[cached:]
             if max_feed is not None and len(pending) > max_feed[i]:
                 feeds.append(pending[: max_feed[i]])
@@ -106,12 +122,19 @@ class Runner:
             vocab = self.model.num_logits
             feeds.append(pending + [t if 0 <= t < vocab else 0 for t in draft.token_ids[beyond:]])
             wanted.append(1 if last_only else 1 + len(draft))
-        return self._forward(seqs, feeds, wanted, score_prompt or [False] * len(seqs), capture)
+            if draft.parents is not None and not draft.is_chain:
+                assert self.takes_trees, "this cache cannot keep one path of a tree"
+                assert not beyond, "a tree is fed at once"
+                parents[i] = parents_after(len(pending), draft.parents)
+                placement.tree = cached + len(pending), draft.parents
+        score_prompt = score_prompt or [False] * len(seqs)
+        return self._forward(seqs, feeds, parents, wanted, score_prompt, capture)
 
     def _forward(
         self,
         seqs: List[Sequence],
         feeds: list[list[int]],
+        parents: list[tuple[int, ...] | None],
         wanted: list[int],
         score_prompt: List[bool],
         capture: List[int],
@@ -129,7 +152,7 @@ class Runner:
             self.cache.append(rows[i], feeds[i])
             fed[i] = slice(len(token_ids), len(token_ids) + len(feeds[i]))
             token_ids.extend(feeds[i])
-            segments.append(Segment(rows[i], start, len(feeds[i])))
+            segments.append(Segment(rows[i], start, len(feeds[i]), parents[i]))
             num_logits = len(feeds[i]) if score_prompt[i] else wanted[i]
             logit_rows.extend(range(fed[i].stop - num_logits, fed[i].stop))
             end = len(logit_rows)
@@ -143,6 +166,8 @@ class Runner:
             # Slots were claimed but not written; nobody may start from them later.
             for segment in segments:
                 self.cache.rollback(segment.row, segment.start)
+            for seq in seqs:
+                self._placements[seq.seq_id].tree = None
             raise
         return Scores(logits, score_rows, fed, hidden, prompt_rows)
 
@@ -163,27 +188,75 @@ class Runner:
             self.cache.append(row, [*tokens, *chosen[:-1]])
         return drafted
 
+    def early_exit(self, num_layers: int) -> EarlyExitRunner:
+        """The first layers of the model, with its final norm and head, over this cache.
+
+        num_layers: one of the model's `exit_layers`. Only for a model that is `EarlyExit`.
+        """
+        assert isinstance(self.model, EarlyExit), "this model runs all its layers or none"
+        return EarlyExitRunner(self.model, self.cache, num_layers, self._row_of)
+
+    def _row_of(self, seq: Sequence) -> int | None:
+        placement = self._placements.get(seq.seq_id)
+        return None if placement is None else placement.row
+
     def commit(self, seqs: Iterable[Sequence]) -> None:
         """Keep what `tokens` confirms of what was fed, forget the rest.
 
         The rule is the longest common prefix of what was fed and what stands in `tokens`, less
-        the newest token. It covers acceptance, rejection, stops and sleeping drafters alike.
+        the newest token; of a tree that of its path which agrees longest. It covers acceptance,
+        rejection, stops and sleeping drafters alike.
         """
         for seq in seqs:
             placement = self._placements.get(seq.seq_id)
             if placement is None:
                 continue
+            self._keep_path(placement, seq.tokens)
             fed = self.cache.token_ids(placement.row)
             agreed = common_prefix_len(fed, seq.tokens, min(placement.settled, len(fed)))
             placement.settled = min(agreed, len(seq.tokens) - 1)
             self.cache.rollback(placement.row, placement.settled)
 
+    def _keep_path(self, placement: _Placement, tokens: List[int]) -> None:
+        """Make a row that ends with a tree end with the path that goes on in `tokens`."""
+        if placement.tree is None:
+            return
+        cache = self.cache
+        assert isinstance(cache, CopyableRows)
+        start, parents = placement.tree
+        nodes = cache.token_ids(placement.row)[start : start + len(parents)]
+        cache.keep(placement.row, start, longest_path(nodes, parents, tokens[start:]))
+        placement.tree = None
+
     def release(self, seq: Sequence) -> None:
         """Give the row back; safe to call for a sequence that never had one."""
         placement = self._placements.pop(seq.seq_id, None)
         if placement is not None:
+            # What closes may be opened again for its text, and a tree is none.
+            self._keep_path(placement, seq.tokens)
             self.cache.close(placement.row)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if rows have leaked or the cache disagrees with itself."""
         self.cache.check_integrity([placement.row for placement in self._placements.values()])
+
+
+def longest_path(nodes: List[int], parents: List[int], tokens: List[int]) -> list[int]:
+    """The nodes, from the root on, whose tokens are the longest possible beginning of `tokens`.
+
+    nodes: the token of each node of a tree; siblings may be equal.
+    """
+    depths, longest = [0] * len(nodes), -1
+    for node, (token, parent) in enumerate(zip(nodes, parents, strict=True)):
+        # 0 marks what does not agree: a node that does is at least one deep.
+        depth = depths[parent] if parent >= 0 else 0
+        agrees = parent < 0 or depth > 0
+        if agrees and depth < len(tokens) and tokens[depth] == token:
+            depths[node] = depth + 1
+            if longest < 0 or depths[node] > depths[longest]:
+                longest = node
+    path = []
+    while longest >= 0:
+        path.append(longest)
+        longest = parents[longest]
+    return path[::-1]

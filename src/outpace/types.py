@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from enum import Enum
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from outpace.params import SamplingParams
@@ -30,6 +30,9 @@ class Sequence:
     choice: index of the answer among the n to one prompt; part of a seeded request's noise.
     end_token_ids: the model's own end tokens, whether or not the request stops at them.
     bad_words_ids: `params.bad_words` as sequences of token ids, none of which may be completed.
+    max_len: most tokens it may come to hold, prompt included; None if nothing is known.
+    cache_salt: requests share what is remembered of others' text (cached prefixes, a drafter's
+        stores) only with requests of the same salt.
     """
 
     seq_id: int
@@ -39,6 +42,8 @@ class Sequence:
     end_token_ids: frozenset[int] = frozenset()
     choice: int = 0
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    max_len: int | None = None
+    cache_salt: str = ""
     status: Status = Status.WAITING
 
     @property
@@ -48,38 +53,137 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of proposed tokens, each following the one before it.
+    """Proposed tokens: a chain, each following the one before it, or a tree.
 
-    token_ids: the proposal, first token first.
+    token_ids: the proposal; of a tree one token per node, parents before their children.
     q: for each token the distribution it was drawn from (array [V] of probabilities), or None
         where the token was chosen deterministically (q is then one-hot). `q=None` says so for
         all. It is a claim that must be exactly true; None is always safe.
     origin: which drafter proposed it; used in statistics only.
+    parents: None for a chain; else for each node the index of the node it follows, -1 for the
+        newest committed token. Siblings stand in the order they were drawn in, and the q of a
+        sibling is what it was drawn from given those before it: without replacement, that is the
+        first one's q without their tokens, renormalised.
+    num_probes: how many nodes at the end are only evaluated: fed in the same pass for the sake of
+        their scores, and never accepted.
     """
 
     token_ids: tuple[int, ...] = ()
     q: tuple[np.ndarray | None, ...] | None = None
     origin: str = ""
+    parents: tuple[int, ...] | None = None
+    num_probes: int = 0
 
     def __post_init__(self) -> None:
         if self.q is not None and len(self.q) != len(self.token_ids):
             raise ValueError(f"{len(self.token_ids)} draft tokens but {len(self.q)} rows of q")
+        if self.parents is not None:
+            _check_parents(self.parents, len(self.token_ids))
+        if not 0 <= self.num_probes <= len(self.token_ids):
+            raise ValueError(f"{self.num_probes} probes among {len(self.token_ids)} draft tokens")
 
     def __len__(self) -> int:
+        """How many tokens the target is to be fed, probes included."""
         return len(self.token_ids)
 
-    def q_at(self, position: int) -> np.ndarray | None:
-        return None if self.q is None else self.q[position]
+    @property
+    def num_verified(self) -> int:
+        """How many tokens may be accepted: all but the probes, which come last."""
+        return len(self.token_ids) - self.num_probes
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every token may be accepted and follows the one before it."""
+        if self.num_probes:
+            return False
+        return self.parents is None or all(p == i - 1 for i, p in enumerate(self.parents))
 
     @property
     def is_deterministic(self) -> bool:
         """Whether every q is one-hot."""
         return self.q is None or all(row is None for row in self.q)
 
+    def q_at(self, position: int) -> np.ndarray | None:
+        return None if self.q is None else self.q[position]
+
+    def parent(self, node: int) -> int:
+        return node - 1 if self.parents is None else self.parents[node]
+
+    def children(self) -> list[list[int]]:
+        """[node + 1]: the children of each node that may be accepted, in drawn order; [0]: those of
+        the newest committed token."""
+        children: list[list[int]] = [[] for _ in range(self.num_verified + 1)]
+        for node in range(self.num_verified):
+            children[self.parent(node) + 1].append(node)
+        return children
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the first after the newest committed token to `node`, itself included."""
+        if self.parents is None:
+            return list(range(node + 1))
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def tokens_to(self, node: int) -> tuple[int, ...]:
+        """The tokens of `path(node)`."""
+        if self.parents is None:
+            return self.token_ids[: node + 1]
+        return tuple(self.token_ids[n] for n in self.path(node))
+
+    def depths(self) -> list[int]:
+        """How many tokens each node is past the newest committed one; at least 1."""
+        if self.parents is None:
+            return list(range(1, len(self) + 1))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
     def shortened(self, length: int) -> Draft:
         """The same draft cut to its first `length` tokens."""
-        q = None if self.q is None else self.q[:length]
-        return Draft(self.token_ids[:length], q, self.origin)
+        return self._only(range(min(length, len(self))))
+
+    def no_deeper_than(self, depth: int) -> Draft:
+        """The same draft without what lies more than `depth` tokens past the newest one."""
+        return self._only([n for n, d in enumerate(self.depths()) if d <= depth])
+
+    def first_path(self) -> Draft:
+        """The chain of every first child: what is left of a tree where none can be fed."""
+        children, nodes = self.children(), []
+        following = children[0]
+        while following:
+            nodes.append(following[0])
+            following = children[following[0] + 1]
+        chain = self._only(nodes)
+        return Draft(chain.token_ids, chain.q, chain.origin)
+
+    def _only(self, nodes: Collection[int]) -> Draft:
+        """The same draft with these nodes alone: ascending, each with its parent."""
+        if len(nodes) == len(self):
+            return self
+        q = None if self.q is None else tuple(self.q[n] for n in nodes)
+        parents = None
+        if self.parents is not None:
+            place = {-1: -1} | {node: i for i, node in enumerate(nodes)}
+            parents = tuple(place[self.parents[n]] for n in nodes)
+        return Draft(
+            tuple(self.token_ids[n] for n in nodes),
+            q,
+            self.origin,
+            parents,
+            sum(n >= self.num_verified for n in nodes),
+        )
+
+
+def _check_parents(parents: tuple[int, ...], num_tokens: int) -> None:
+    if len(parents) != num_tokens:
+        raise ValueError(f"{num_tokens} draft tokens but {len(parents)} parents")
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"the parent of draft token {node} must come before it, got {parent}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +194,29 @@ class Verdict:
         own, recovered or bonus, unless a stop rule trimmed it away or no token may come there.
     num_accepted: how many of them are accepted draft tokens.
     error: why the request cannot go on, if it cannot; there are no tokens then.
+    nodes: which nodes of the draft the accepted tokens are, a path from its root; None where they
+        are its first ones, as of every chain.
     """
 
     token_ids: tuple[int, ...] = ()
     num_accepted: int = 0
     error: Exception | None = None
+    nodes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None and len(self.nodes) != self.num_accepted:
+            raise ValueError(f"{self.num_accepted} accepted tokens but {len(self.nodes)} nodes")
+
+    @property
+    def accepted_nodes(self) -> tuple[int, ...]:
+        """The nodes of the draft that were accepted, first token first."""
+        return tuple(range(self.num_accepted)) if self.nodes is None else self.nodes
 
     def trimmed(self, length: int) -> Verdict:
         """The same verdict cut to its first `length` tokens."""
-        return Verdict(self.token_ids[:length], min(self.num_accepted, length), self.error)
+        num_accepted = min(self.num_accepted, length)
+        nodes = None if self.nodes is None else self.nodes[:num_accepted]
+        return Verdict(self.token_ids[:length], num_accepted, self.error, nodes)
 
 
 @dataclass(slots=True)
@@ -109,7 +227,8 @@ class Scores:
         each sequence in turn, one row after its last committed token and one after each draft
         token; none for a sequence whose prompt is not fully fed yet. Read them as `logits` or
         `on_host`.
-    rows: for each sequence its slice of `logits`; empty while its prompt is being fed.
+    rows: for each sequence its slice of `logits`: row 0 after the newest committed token, row
+        i + 1 after node i of its draft; empty while its prompt is being fed.
     hidden: for each captured layer, the residual stream after it for every *fed* token, [N, H].
         Valid until the next pass.
     fed: for each sequence its slice of the N fed tokens.
@@ -138,144 +257,3 @@ class Scores:
         """
         values: Any = self.values
         return values.cpu().numpy() if hasattr(values, "cpu") else values
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """Log-probability of a token, its rank (1 = most probable) and its text."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-@dataclass(slots=True)
-class SpeculationStats:
-    """Counters of one request (or summed over many).
-
-    num_steps: target passes that produced output. num_draft_tokens: draft tokens verified.
-    num_accepted_tokens: those of them that were emitted. drafted_per_position and
-    accepted_per_position: the same two by position in the draft. reached_per_position: drafts in
-    which all tokens before the position were accepted. num_output_tokens: all emitted
-    tokens. num_drafter_errors: times the drafter failed (the request then goes on plain).
-    """
-
-    num_steps: int = 0
-    num_output_tokens: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    drafted_per_position: list[int] = field(default_factory=list)
-    accepted_per_position: list[int] = field(default_factory=list)
-    reached_per_position: list[int] = field(default_factory=list)
-    num_drafter_errors: int = 0
-
-    @property
-    def acceptance_length(self) -> float:
-        """Output tokens per target pass, recovered or bonus token included (plain: 1.0)."""
-        return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
-    @property
-    def conditional_acceptance(self) -> list[float]:
-        """By position: how often a token was accepted, given that all before it were."""
-        accepted = self.accepted_per_position + [0] * len(self.reached_per_position)
-        pairs = zip(accepted, self.reached_per_position, strict=False)
-        return [count / reached for count, reached in pairs]
-
-    def record(self, num_drafted: int, verdict: Verdict) -> None:
-        """Count one verified draft and its (trimmed) verdict."""
-        self.num_steps += 1
-        self.num_output_tokens += len(verdict.token_ids)
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += verdict.num_accepted
-        _count_positions(self.drafted_per_position, num_drafted)
-        _count_positions(self.accepted_per_position, verdict.num_accepted)
-        # A verdict that a stop rule cut says nothing of the position after it.
-        was_cut = len(verdict.token_ids) == verdict.num_accepted
-        reached = verdict.num_accepted + (0 if was_cut else 1)
-        _count_positions(self.reached_per_position, min(reached, num_drafted))
-
-    def add(self, other: SpeculationStats) -> None:
-        """Add the counts of another request."""
-        for count in fields(self):
-            mine, more = getattr(self, count.name), getattr(other, count.name)
-            if isinstance(mine, list):
-                pairs = zip_longest(mine, more, fillvalue=0)
-                setattr(self, count.name, [a + b for a, b in pairs])
-            else:
-                setattr(self, count.name, mine + more)
-
-
-def _count_positions(counts: list[int], length: int) -> None:
-    counts.extend([0] * (length - len(counts)))
-    for position in range(length):
-        counts[position] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What one step added to one request, as seen from outside.
-
-    text: the new text (may be empty while a character or a possible stop string is incomplete);
-    the joined texts of all events are the answer. origins: per token, the drafter whose token
-    was accepted, or "" for the target's own. index: which of the request's n answers; its last
-    event has a finish reason.
-    """
-
-    seq_id: int
-    token_ids: tuple[int, ...]
-    text: str
-    origins: tuple[str, ...] = ()
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
-    finish_reason: str | None = None
-    error: BaseException | None = None
-    index: int = 0
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One answer, in vLLM's shape."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None
-    stop_reason: int | str | None = None
-
-
-@dataclass(slots=True)
-class RequestMetrics:
-    """Times of one request in seconds, and how many prompt tokens were reused from a cache.
-
-    Of several answers: queued_s until the first was admitted, ttft_s until the first token of any,
-    total_s until the last had ended. num_cached_tokens: what earlier requests had left in the
-    cache; not what the answers to one prompt share among themselves.
-    """
-
-    queued_s: float = 0.0
-    ttft_s: float = 0.0
-    total_s: float = 0.0
-    num_cached_tokens: int = 0
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """One request with its answers, in vLLM's shape, plus speculation statistics.
-
-    outputs: the n answers by index. stats: summed over them. prompt_logprobs: one entry per prompt
-    token, if asked for: None for the first, whose probability nothing tells, then as in
-    `CompletionOutput.logprobs`.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
-    stats: SpeculationStats
-    metrics: RequestMetrics
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

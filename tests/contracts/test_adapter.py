@@ -163,6 +163,10 @@ class TestEngine:
             assert llm._engine._target.cache.num_rows == 1
             assert run(llm, PROMPTS * 2) == [olmo2.greedy(ids) for ids in PROMPTS * 2]
 
+    def test_it_runs_all_layers_or_none(self, olmo2):
+        with pytest.raises(ModelError, match=r"'early_exit' .* adapter runs all layers or none"):
+            speculating(olmo2.model, "early_exit")
+
     def test_a_cancelled_request_frees_the_row_for_the_next(self, olmo2):
         with speculating(olmo2.model, scripted(random_tokens(NUM_TOKENS))) as llm:
             stream = llm.stream({"prompt_token_ids": PROMPTS[0]}, GREEDY)

@@ -1,23 +1,24 @@
-"""What every drafter must keep, run over each file found in `drafters/`.
+"""What every drafter must keep, run over each file found in `drafters/`, as a chain and as a tree.
 
 A new drafter is tested by standing there. One that cannot be built from defaults gets an entry in
-`CONFIGS`.
+`CONFIGS`. Options that turn a chain into a tree are recognised by name (`AS_A_TREE`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from laws import SMALL, SMALL_DRAFT, SMALL_VOCAB, chi_square_p, pair_counts, pair_law
-from scripted import sampled, scripted
-from tiny import tiny_model
+from scripted import sampled, scripted, siblings
+from tiny import new_runner, tiny_model
 
 from outpace import LLM, SamplingParams
-from outpace.drafters import available_methods, drafter_class, make_options
+from outpace.drafters import available_methods, drafter_class, make_options, options_of
 from outpace.drafters.base import DraftingContext
 from outpace.engine.engine import Engine
 from outpace.models.load import LoadedModel
@@ -34,11 +35,38 @@ PROMPTS = [
 CONFIGS: dict[str, dict[str, Any]] = {"draft_model": {"model": tiny_model(seed=2, num_layers=1)}}
 SMALL_CONFIGS: dict[str, dict[str, Any]] = {"draft_model": {"model": SMALL_DRAFT}}
 
-methods = pytest.mark.parametrize("method", available_methods())
+# What makes a drafter that can do both propose a chain, and a tree.
+AS_A_CHAIN = {"shape": "chain", "num_branches": 1, "num_continuations": 1}
+AS_A_TREE = {"shape": "tree", "num_branches": 3, "num_continuations": 3}
+# Probes that come on top of the draft tokens a test asks for.
+NUM_PROBES = {"lookahead": 4}
 
 
-def config(method: str, k: int, configs: dict[str, dict[str, Any]] = CONFIGS) -> dict[str, Any]:
-    return {"method": method, "num_speculative_tokens": k, **configs.get(method, {})}
+def variants() -> Iterator[dict[str, Any]]:
+    """Every method, once for each shape of draft that it can make."""
+    for method in available_methods():
+        names = {field.name for field in fields(options_of(method))}
+        for choices in (AS_A_CHAIN, AS_A_TREE):
+            chosen = {name: value for name, value in choices.items() if name in names}
+            if chosen or choices is AS_A_CHAIN:
+                yield {"method": method, **chosen}
+
+
+def name_of(variant: dict[str, Any]) -> str:
+    shape = "tree" if any(AS_A_TREE.get(k) == v for k, v in variant.items()) else "chain"
+    return f"{variant['method']}-{shape}"
+
+
+methods = pytest.mark.parametrize("method", list(variants()), ids=name_of)
+
+
+def config(
+    method: dict[str, Any], k: int, configs: dict[str, dict[str, Any]] = CONFIGS
+) -> dict[str, Any]:
+    """The configuration of a variant that drafts up to `k` tokens a step."""
+    name = method["method"]
+    size = k + NUM_PROBES.get(name, 0)
+    return {**method, "num_speculative_tokens": size, **configs.get(name, {})}
 
 
 def generate(llm: LLM, params: SamplingParams, prompts: List[List[int]] = PROMPTS) -> list[Any]:
@@ -69,7 +97,7 @@ def plain() -> dict[str, list[Any]]:
 @methods
 @pytest.mark.parametrize(("way", "batch", "k"), CELLS)
 def test_output_equals_plain_decoding(
-    method: str, way: str, batch: int, k: int, plain: dict[str, list[Any]]
+    method: dict[str, Any], way: str, batch: int, k: int, plain: dict[str, list[Any]]
 ) -> None:
     params = WAYS[way]
     with LLM(TARGET, speculative_config=config(method, k), max_num_seqs=batch) as llm:
@@ -87,7 +115,7 @@ def test_output_equals_plain_decoding(
 
 @methods
 @pytest.mark.usefixtures("checked_shapes")
-def test_arrays_have_their_annotated_shapes(method: str) -> None:
+def test_arrays_have_their_annotated_shapes(method: dict[str, Any]) -> None:
     """The only run of this folder that checks them: every way to decide, in a batch that queues."""
     llm = LLM(TARGET, speculative_config=config(method, 3), max_num_seqs=3)
     params = [*WAYS.values(), SamplingParams(temperature=0.8, top_k=9, frequency_penalty=0.5)]
@@ -97,7 +125,7 @@ def test_arrays_have_their_annotated_shapes(method: str) -> None:
 
 
 @methods
-def test_never_more_than_max_tokens(method: str) -> None:
+def test_never_more_than_max_tokens(method: dict[str, Any]) -> None:
     k = 4
     with LLM(TARGET, speculative_config=config(method, k)) as llm:
         for max_tokens in range(k + 3):
@@ -108,7 +136,7 @@ def test_never_more_than_max_tokens(method: str) -> None:
 
 
 @methods
-def test_counters_agree_with_output(method: str) -> None:
+def test_counters_agree_with_output(method: dict[str, Any]) -> None:
     with LLM(TARGET, speculative_config=config(method, 5)) as llm:
         for temperature in (0.0, 0.8):
             params = SamplingParams(temperature=temperature, max_tokens=50)
@@ -125,22 +153,30 @@ def test_counters_agree_with_output(method: str) -> None:
 
 
 @methods
-def test_sequences_are_not_changed_and_nothing_is_kept(method: str) -> None:
+def test_sequences_are_not_changed_and_nothing_is_kept(method: dict[str, Any]) -> None:
     def as_given(name: Any) -> LoadedModel:
         return name
 
-    options = make_options(method, {k: v for k, v in config(method, 4).items() if k != "method"})
-    models = drafter_class(method).models(options, as_given)
+    values = config(method, 4)
+    drafter_type = drafter_class(values.pop("method"))
+    options = make_options(drafter_type, values)
+    models = drafter_type.models(options, as_given)
     context = DraftingContext(
         target=TARGET,
         max_num_seqs=5,
         max_model_len=128,
         rng=np.random.default_rng(0),
+        runner=new_runner(TARGET, num_rows=5),
         models=models,
     )
-    drafter = drafter_class(method)(options, context)
+    drafter = drafter_type(options, context)
     params = SamplingParams(temperature=0.7)
     seqs = [Sequence(i, list(ids), len(ids), params) for i, ids in enumerate(PROMPTS)]
+    for seq in seqs:
+        # As between two steps of decoding: all but the newest token is cached.
+        context.runner.open(seq)
+        if len(seq.tokens) > 1:
+            context.runner.extend([seq], max_feed=[len(seq.tokens) - 1])
     budgets = [4, 0, 3, 1, 2]
     for _ in range(3):
         drafts = drafter.propose(seqs, budgets)
@@ -153,6 +189,8 @@ def test_sequences_are_not_changed_and_nothing_is_kept(method: str) -> None:
                 if q is not None:
                     assert q[token] > 0
                     assert q.sum() == pytest.approx(1, abs=1e-5)
+        for seq in seqs:
+            assert context.runner.num_cached(seq) == len(seq.tokens) - 1
     for seq in seqs:
         drafter.release(seq)
         drafter.release(seq)
@@ -169,19 +207,20 @@ NUM_REQUESTS = 1500
 
 @methods
 @pytest.mark.parametrize("params", SAMPLING, ids=["T1", "T0.7-top_k", "T1.3-top_p-min_p"])
-def test_sampled_law_is_the_targets(method: str, params: SamplingParams) -> None:
+def test_sampled_law_is_the_targets(method: dict[str, Any], params: SamplingParams) -> None:
     with LLM(SMALL, speculative_config=config(method, 2, SMALL_CONFIGS), max_num_seqs=64) as llm:
         counts = pair_counts(llm, params, NUM_REQUESTS)
     assert chi_square_p(counts, pair_law(params)) > 1e-5
 
 
-def test_the_law_test_has_teeth() -> None:
+@pytest.mark.parametrize("draws", [sampled, siblings], ids=["chain", "tree"])
+def test_the_law_test_has_teeth(draws: Any) -> None:
     """The same test passes a drafter that states its q truly and fails one that does not."""
     q = np.array([0.3, 0.05, 0.05, 0.1, 0.1, 0.2, 0.1, 0.1])
     claim = np.full(SMALL_VOCAB, 1 / SMALL_VOCAB)
     values = []
     for claimed in (None, claim):
-        drafter = scripted(sampled(q, claim=claimed))
+        drafter = scripted(draws(q, claim=claimed))
         with LLM(SMALL, speculative_config={"method": drafter}, max_num_seqs=64) as llm:
             counts = pair_counts(llm, SAMPLING[0], NUM_REQUESTS)
         values.append(chi_square_p(counts, pair_law(SAMPLING[0])))

@@ -24,8 +24,9 @@ from tiny import END_ID, fresh_logits, tiny_model
 from outpace import LLM, SamplingParams
 from outpace.engine.parameters import bad_words_ids
 from outpace.errors import OptionError
+from outpace.outputs import RequestOutput
 from outpace.sampling import History, probabilities
-from outpace.types import RequestOutput, Sequence
+from outpace.types import Sequence
 
 
 def no_repeats(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from tiny import new_sequence, tiny_model
 
 from outpace import LLM, Drafter, SamplingParams
 from outpace.drafters.base import DraftingContext
-from outpace.types import RequestOutput
+from outpace.outputs import RequestOutput
 
 ROOT = DOCS.parent
 EXAMPLE = ROOT / "examples" / "toy_drafter.py"

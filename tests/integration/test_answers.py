@@ -21,7 +21,7 @@ from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
 from outpace.errors import OptionError
-from outpace.types import RequestOutput
+from outpace.outputs import RequestOutput
 
 GIVEN = {"prompt_token_ids": PROMPT}
 LONG = [2 + i % 90 for i in range(100)]

@@ -26,7 +26,8 @@ from scripted import always_wrong, oracle, random_tokens, right_for
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
-from outpace.types import Draft, RequestOutput, Sequence
+from outpace.outputs import RequestOutput
+from outpace.types import Draft, Sequence
 
 
 @pytest.mark.parametrize("k", range(1, 9))

@@ -19,7 +19,7 @@ from scripted import random_tokens
 from tiny import new_runner, new_sequence
 
 from outpace import LLM, SamplingParams
-from outpace.types import Logprob, RequestOutput
+from outpace.outputs import Logprob, RequestOutput
 
 LONG = [2 + (7 * i) % 90 for i in range(75)]
 

@@ -17,7 +17,7 @@ from tiny import fresh_logits, random_weights, tiny_config
 from outpace import LLM, SamplingParams
 from outpace.models.decoder import Decoder
 from outpace.models.load import LoadedModel
-from outpace.types import RequestOutput
+from outpace.outputs import RequestOutput
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
 

@@ -16,7 +16,7 @@ from scripted import random_tokens
 from tiny import END_ID, tiny_model
 
 from outpace import LLM, SamplingParams
-from outpace.types import CompletionOutput, Logprob, RequestOutput
+from outpace.outputs import CompletionOutput, Logprob, RequestOutput
 
 MANY_WORDS = [["e"], ["he", "s"], ["t a", "e"]]
 # In float64 the greatest difference between two ways of feeding the same tokens is below this.

@@ -17,15 +17,17 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "params": {"errors"},
     "types": {"errors", "params"},
+    "outputs": {"errors", "params", "types"},
     "sampling": {"errors", "params", "types"},
     "verification": {"errors", "params", "types", "sampling"},
     "cache": {"errors", "types"},
     "native": {"errors"},
     "models": {"errors", "types", "cache", "native"},
-    "runner": {"errors", "params", "types", "cache", "models"},
+    "early_exit": {"errors", "params", "types", "cache", "models"},
+    "runner": {"errors", "params", "types", "cache", "models", "early_exit"},
 }
 ALLOWED["drafters"] = {*ALLOWED["runner"], "sampling", "verification", "runner"}
-ALLOWED["engine"] = {*ALLOWED["drafters"], "drafters"}
+ALLOWED["engine"] = {*ALLOWED["drafters"], "drafters", "outputs"}
 ALLOWED["speculative"] = {"errors", "params", "types", "sampling", "verification"}
 _TOP = {*ALLOWED["engine"], "engine", "speculative", "__init__"}
 ALLOWED |= {room: set(_TOP) for room in ("serving", "measure", "integrations", "cli", "__init__")}

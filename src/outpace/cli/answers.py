@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outpace.outputs import CompletionOutput, Event, Logprob, RequestOutput, SpeculationStats
 from outpace.params import SamplingParams
-from outpace.types import CompletionOutput, Event, Logprob, RequestOutput, SpeculationStats
 
 if TYPE_CHECKING:
     from outpace import LLM
@@ -75,6 +75,7 @@ def summary_line(llm: LLM, answer: Answer) -> str:
     return (
         f"{num_tokens} tokens{speed}, acceptance length "
         f"{stats.acceptance_length:.2f}, method {llm.method}"
+        + (f", LOSSY: {answer.output.lossy}" if answer.output.lossy else "")
     )
 
 
@@ -122,6 +123,7 @@ def answer_json(llm: LLM, answer: Answer) -> dict[str, Any]:
         },
         "model": llm.model_name,
         "method": llm.method,
+        "lossy": output.lossy,
         "dtype": llm.dtype,
     }
     if output.prompt_logprobs is not None:
@@ -152,6 +154,7 @@ def stats_json(stats: SpeculationStats) -> dict[str, Any]:
         "num_steps": stats.num_steps,
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
+        "num_probe_tokens": stats.num_probe_tokens,
         "acceptance_length": stats.acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
         "drafted_per_position": stats.drafted_per_position,

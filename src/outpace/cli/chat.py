@@ -16,8 +16,8 @@ from outpace.cli.answers import Answer, run_request
 from outpace.cli.options import check_stdin, engine_options, open_llm
 from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError, OutpaceError
+from outpace.outputs import Event
 from outpace.params import SamplingParams
-from outpace.types import Event
 
 if TYPE_CHECKING:
     from outpace import LLM

@@ -32,7 +32,8 @@ class Comparison:
     """What `--compare` found.
 
     ids_equal: whether all runs gave the same token ids; None where they need not (sampling
-        without a seed). first_difference: index of the first output token that differs.
+        without a seed, or a lossy rule). lossy: the name of the rule, if drafts were accepted by a
+        lossy one. first_difference: index of the first output token that differs.
     plain_speeds, speculative_speeds: tokens/s of each run; empty where the answer was over
         after one step.
     acceptance_length: of the speculative runs together.
@@ -46,6 +47,7 @@ class Comparison:
     plain_speeds: list[float]
     speculative_speeds: list[float]
     acceptance_length: float
+    lossy: str | None = None
 
     @property
     def plain_tokens_per_s(self) -> float | None:
@@ -84,7 +86,8 @@ def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: i
         for speculative in (False, True) if turn % 2 == 0 else (True, False):
             answer = run_request(llm, prompt, params, speculative=speculative)
             (drafted if speculative else plain).append(answer)
-    comparable = params.is_greedy or params.seed is not None
+    lossy = drafted[0].output.lossy
+    comparable = params.is_greedy or (params.seed is not None and lossy is None)
     differences = [first_difference(plain[0].token_ids, a.token_ids) for a in plain + drafted]
     differing = [place for place in differences if place is not None]
     num_steps = sum(a.output.stats.num_steps for a in drafted)
@@ -98,6 +101,7 @@ def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: i
         plain_speeds=[a.tokens_per_s for a in plain if a.tokens_per_s is not None],
         speculative_speeds=[a.tokens_per_s for a in drafted if a.tokens_per_s is not None],
         acceptance_length=num_output / num_steps if num_steps else 0.0,
+        lossy=lossy,
     )
 
 
@@ -112,6 +116,7 @@ def first_difference(left: list[int], right: list[int]) -> int | None:
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     values: dict[str, Any] = {
         "method": comparison.method,
+        "lossy": comparison.lossy,
         "ids_equal": comparison.ids_equal,
         "plain_tokens_per_s": comparison.plain_tokens_per_s,
         "speculative_tokens_per_s": comparison.speculative_tokens_per_s,
@@ -155,6 +160,8 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def _same_ids_sentence(comparison: Comparison) -> str:
+    if comparison.lossy is not None:
+        return f"Token ids: not comparable. LOSSY: {comparison.lossy}; these are other answers."
     if comparison.ids_equal is None:
         return "Token ids: not comparable (sampling without a seed); add --seed to compare them."
     if comparison.ids_equal:

@@ -20,8 +20,8 @@ from outpace.cli.compare import DEFAULT_METHOD, compare_methods, comparison_json
 from outpace.cli.options import check_stdin, engine_options, open_llm
 from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError
+from outpace.outputs import Event
 from outpace.params import SamplingParams
-from outpace.types import Event
 
 if TYPE_CHECKING:
     from outpace import LLM

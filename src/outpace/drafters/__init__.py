@@ -1,4 +1,7 @@
-"""Finding drafters: files of this package, and entry points of the group `outpace.drafters`."""
+"""Finding drafters: files of this package, and entry points of the group `outpace.drafters`.
+
+What several of them share stands in the package `parts`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ ENTRY_POINT_GROUP = "outpace.drafters"
 @cache
 def available_methods() -> tuple[str, ...]:
     """Names of all drafting methods, built in and installed by others, in alphabetical order."""
-    built_in = {module.name for module in iter_modules(__path__)} - {"base"}
+    built_in = {module.name for module in iter_modules(__path__) if not module.ispkg} - {"base"}
     return tuple(sorted(built_in | set(entry_points(group=ENTRY_POINT_GROUP).names)))
 
 

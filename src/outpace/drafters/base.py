@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from outpace.models.load import LoadedModel
+    from outpace.runner import Runner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class DrafterOptions:
     `speculative_config` are derived from them, `metadata={"help": ...}` included."""
 
     num_speculative_tokens: int = field(
-        default=4, metadata={"help": "most draft tokens per step (K)"}
+        default=4, metadata={"help": "most draft tokens per step (K), of a tree all its nodes"}
     )
 
     def __post_init__(self) -> None:
@@ -44,13 +45,23 @@ class DraftingContext:
     max_num_seqs, max_model_len: most sequences at a time, most tokens of each.
     rng: coins of unseeded requests, shared with verification.
     models: what `Drafter.models` returned; memory is planned for a cache of each.
+    runner: the target with its cache, for drafters that run a part of it (`Runner.early_exit`).
     """
 
     target: LoadedModel
     max_num_seqs: int
     max_model_len: int
     rng: np.random.Generator
+    runner: Runner
     models: List[LoadedModel] = ()
+
+
+def path_limit(seq: Sequence, budget: int) -> int:
+    """Most draft tokens worth having on one path, of a chain its length: no more than `budget`, nor
+    than the answer has room for beside one token of the target's own."""
+    if seq.max_len is None:
+        return budget
+    return max(0, min(budget, seq.max_len - len(seq.tokens) - 1))
 
 
 class Drafter(ABC):
@@ -93,7 +104,9 @@ class Drafter(ABC):
         """Propose at most `budgets[i]` tokens after `seqs[i].tokens`, for each sequence.
 
         Fewer, or none, is always fine. Must not change the sequences. Each draft's q must be
-        exactly what its token was drawn from (None for a deterministic choice).
+        exactly what its token was drawn from (None for a deterministic choice). A budget counts
+        the nodes of a tree, probes included. What lies deeper than `path_limit` is cut off; where
+        the target takes no trees, all but the first child of each node is.
         """
 
     def observe(  # noqa: B027 - most drafters learn nothing here

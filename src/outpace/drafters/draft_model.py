@@ -1,7 +1,4 @@
-"""An independent smaller model drafts; same tokenizer, own cache, sampled drafts with true q.
-
-Speculative sampling (Leviathan et al. 2211.17192; Chen et al. 2302.01318).
-"""
+"""An independent smaller model drafts; same tokenizer, own cache (`parts/model_drafts.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outpace.drafters.base import Drafter, DrafterOptions, DraftingContext
+from outpace.drafters.parts.model_drafts import ModelDraftOptions, ModelDrafts
 from outpace.errors import OptionError
 from outpace.types import Draft, Sequence
 
@@ -22,7 +20,7 @@ MAX_FEED = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftModelOptions(DrafterOptions):
+class DraftModelOptions(ModelDraftOptions):
     """Options of drafting by a second model."""
 
     model: Any = field(
@@ -40,12 +38,7 @@ class DraftModelOptions(DrafterOptions):
 
 
 class DraftModelDrafter(Drafter):
-    """Runs a second model K steps ahead.
-
-    Tokens are drawn under the request's own sampling parameters, and the distribution they were
-    drawn from travels with them as q. Seeded requests draw with the noise that the target will
-    use at the same position, which makes the two agree more often than independent draws.
-    """
+    """Runs a second model some steps ahead."""
 
     Options = DraftModelOptions
 
@@ -66,9 +59,19 @@ class DraftModelDrafter(Drafter):
         (draft,) = context.models
         check_same_vocabulary(context.target.tokenizer, draft.tokenizer)
         max_len = min(context.max_model_len, draft.max_len)
-        self._rng = context.rng
         self._runner = Runner(
             draft.decoder, draft.new_cache(num_rows=context.max_num_seqs, num_tokens=max_len)
+        )
+        if options.num_branches > 1 and not self._runner.takes_trees:
+            raise OptionError(
+                f"num_branches={options.num_branches}, but the draft model {draft.name} "
+                f"({draft.runs_on}) drafts chains only: its cache takes no trees; use 1"
+            )
+        self._drafts = ModelDrafts(
+            self._runner,
+            context.rng,
+            origin="draft_model",
+            num_branches=options.num_branches,
         )
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
@@ -77,45 +80,14 @@ class DraftModelDrafter(Drafter):
             min(budget, self._runner.max_len - len(seq.tokens))
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
-        drafts = [Draft()] * len(seqs)
-        active = [i for i, limit in enumerate(limits) if limit > 0]
-        batch = [seqs[i] for i in active]
-        self._catch_up(batch)
-        if active and self._runner.can_draft and all(map(_takes_the_best, batch)):
-            chosen = self._runner.draft_greedy(batch, [limits[i] for i in active])
-            for i, token_ids in zip(active, chosen, strict=True):
-                drafts[i] = Draft(tuple(token_ids), origin="draft_model")
-            return drafts
-        while active:
-            self._extend(drafts, active, seqs)
-            active = [i for i in active if limits[i] > len(drafts[i])]
-        return drafts
-
-    def _extend(self, drafts: list[Draft], active: List[int], seqs: List[Sequence]) -> None:
-        """Draw one more token for each of the `active` drafts."""
-        from outpace.verification.judge import draw_tokens
-
-        so_fars = [drafts[i] for i in active]
-        scores = self._runner.extend([seqs[i] for i in active], so_fars, last_only=True)
-        # Logits stand in the order of cache rows.
-        order = sorted(range(len(active)), key=lambda j: scores.rows[j].start)
-        drawn = draw_tokens(
-            scores.on_host(),
-            [seqs[active[j]] for j in order],
-            [so_fars[j] for j in order],
-            self._rng,
-        )
-        for j, (token, q) in zip(order, drawn, strict=True):
-            so_far = so_fars[j]
-            drafts[active[j]] = Draft(
-                (*so_far.token_ids, token), (*(so_far.q or ()), q), origin="draft_model"
-            )
+        self._catch_up([seq for seq, limit in zip(seqs, limits, strict=True) if limit > 0])
+        return self._drafts.propose(seqs, limits)
 
     def _catch_up(self, seqs: List[Sequence]) -> None:
         """Bring the draft cache to all but a short rest of each sequence's tokens.
 
-        The cache keeps the longest common prefix of what it was fed and what was committed:
-        that one rule covers rejected drafts, stops, and steps slept through.
+        The cache keeps what agrees longest of what it was fed and what was committed: that one
+        rule covers rejected drafts, stops, and steps slept through.
         """
         for seq in seqs:
             if not self._runner.is_open(seq):
@@ -129,10 +101,3 @@ class DraftModelDrafter(Drafter):
 
     def check_integrity(self) -> None:
         self._runner.check_integrity()
-
-
-def _takes_the_best(seq: Sequence) -> bool:
-    """Whether every draft token of the sequence is the argmax of the draft model's own logits."""
-    from outpace.sampling import History
-
-    return seq.params.is_greedy and History(seq).is_neutral

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
-from outpace.drafters.base import Drafter, DrafterOptions, DraftingContext, check_whole_number
+from outpace.drafters.base import (
+    Drafter,
+    DrafterOptions,
+    DraftingContext,
+    check_whole_number,
+    path_limit,
+)
 from outpace.errors import OptionError
 from outpace.types import Draft, Sequence
 
@@ -32,11 +38,16 @@ class NgramOptions(DrafterOptions):
     occurrence: str = field(
         default="latest", metadata={"help": "which earlier occurrence to copy: latest or earliest"}
     )
+    num_continuations: int = field(
+        default=1,
+        metadata={"help": "most occurrences copied that go on differently, as one tree"},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole_number("prompt_lookup_min", self.prompt_lookup_min, low=1)
         check_whole_number("prompt_lookup_max", self.prompt_lookup_max, low=1)
+        check_whole_number("num_continuations", self.num_continuations, low=1)
         if self.prompt_lookup_max > MAX_LOOKUP:
             raise OptionError(
                 f"prompt_lookup_max must be at most {MAX_LOOKUP}, got {self.prompt_lookup_max}; "
@@ -54,41 +65,59 @@ class NgramOptions(DrafterOptions):
 class NgramIndex:
     """Where each n-gram of a growing token list ended, for n in [min_n, max_n].
 
-    Indexing costs at most one dictionary write per token and n, and a lookup one read per n,
-    whatever the length of the context.
+    Of each n-gram at most `num_ends` ends are kept, each with another token after it. Indexing
+    costs at most one dictionary write per token and n, and a lookup one read per n, whatever the
+    length of the context.
     """
 
-    def __init__(self, min_n: int, max_n: int, *, earliest: bool = False) -> None:
+    def __init__(
+        self, min_n: int, max_n: int, *, earliest: bool = False, num_ends: int = 1
+    ) -> None:
         self._earliest = earliest
+        self._num_ends = num_ends
         # One dictionary per length, longest first: the order in which they are asked.
-        self._ends: list[tuple[int, dict[tuple[int, ...], int]]] = [
+        self._ends: list[tuple[int, dict[tuple[int, ...], tuple[int, ...]]]] = [
             (n, {}) for n in range(max_n, min_n - 1, -1)
         ]
         self._num_indexed = 0
 
-    def find(self, tokens: List[int]) -> int | None:
-        """Where the continuation of the longest repeated suffix starts, or None.
+    def find(self, tokens: List[int]) -> list[int]:
+        """Where the continuations of repeated suffixes start, at most `num_ends`: those of the
+        longest suffix first, of one suffix the latest first (or the earliest).
 
         `tokens` must start with the tokens of the previous call.
         """
         self._index(tokens)
+        found: list[int] = []
         for n, ends in self._ends:
             if n < len(tokens):
-                end = ends.get(tuple(tokens[-n:]))
-                if end is not None:
-                    return end
-        return None
+                for end in ends.get(tuple(tokens[-n:]), ()):
+                    if end not in found:
+                        found.append(end)
+                if len(found) >= self._num_ends:
+                    break
+        return found[: self._num_ends]
 
     def _index(self, tokens: List[int]) -> None:
         # The n-grams that end at the last token have no continuation yet.
         for n, ends in self._ends:
             for end in range(max(self._num_indexed, n), len(tokens)):
                 key = tuple(tokens[end - n : end])
-                if self._earliest:
-                    ends.setdefault(key, end)
-                else:
-                    ends[key] = end
+                known = ends.get(key, ())
+                if known and self._num_ends > 1:
+                    ends[key] = self._with(end, known, tokens)
+                elif not known or not self._earliest:
+                    ends[key] = (end,)
         self._num_indexed = max(self._num_indexed, len(tokens))
+
+    def _with(self, end: int, known: tuple[int, ...], tokens: List[int]) -> tuple[int, ...]:
+        """The ends to be kept once `end` is one of them."""
+        if self._earliest:
+            if any(tokens[other] == tokens[end] for other in known):
+                return known
+            return (*known, end)[: self._num_ends]
+        others = (other for other in known if tokens[other] != tokens[end])
+        return (end, *others)[: self._num_ends]
 
 
 def copy_from(tokens: List[int], start: int, count: int) -> list[int]:
@@ -102,6 +131,31 @@ def copy_from(tokens: List[int], start: int, count: int) -> list[int]:
     while len(copied) < count:
         copied.append(copied[len(copied) - period])
     return copied
+
+
+def tree_of(
+    continuations: List[List[int]], num_nodes: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(tokens, parents) of a tree of at most `num_nodes`: of each continuation a beginning, what
+    they share once. The first one gets half of the nodes, each next one half of those left, the
+    last one the rest."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    nodes: dict[tuple[int, int], int] = {}
+    for number, continuation in enumerate(continuations, 1):
+        left = num_nodes - len(tokens)
+        end = len(tokens) + (left if number == len(continuations) else (left + 1) // 2)
+        at = -1
+        for token in continuation:
+            node = nodes.get((at, token))
+            if node is None:
+                if len(tokens) == end:
+                    break
+                node = nodes[at, token] = len(tokens)
+                tokens.append(token)
+                parents.append(at)
+            at = node
+    return tuple(tokens), tuple(parents)
 
 
 class NgramDrafter(Drafter):
@@ -120,18 +174,23 @@ class NgramDrafter(Drafter):
     def _propose(self, seq: Sequence, budget: int) -> Draft:
         if budget <= 0:
             return Draft()
+        options = self._ngram
         index = self._indexes.get(seq.seq_id)
         if index is None:
-            options = self._ngram
             index = self._indexes[seq.seq_id] = NgramIndex(
                 options.prompt_lookup_min,
                 options.prompt_lookup_max,
                 earliest=options.occurrence == "earliest",
+                num_ends=options.num_continuations,
             )
-        start = index.find(seq.tokens)
-        if start is None:
+        limit = path_limit(seq, budget)
+        copies = [copy_from(seq.tokens, start, limit) for start in index.find(seq.tokens)]
+        if not copies:
             return Draft()
-        return Draft(tuple(copy_from(seq.tokens, start, budget)), origin="ngram")
+        if len(copies) == 1:
+            return Draft(tuple(copies[0]), origin="ngram")
+        tokens, parents = tree_of(copies, budget)
+        return Draft(tokens, origin="ngram", parents=parents)
 
     def release(self, seq: Sequence) -> None:
         self._indexes.pop(seq.seq_id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Sequence as List
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,8 +23,10 @@ class GuardedDrafter:
     with its traceback and counted in the request's statistics.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, *, takes_trees: bool) -> None:
+        """takes_trees: whether the target does; of a tree its first path is left otherwise."""
         self._drafter = drafter
+        self._takes_trees = takes_trees
         self.capture = drafter.capture
 
     def propose(self, requests: List[Request], budgets: List[int]) -> list[Draft]:
@@ -33,7 +36,7 @@ class GuardedDrafter:
         if not asked:
             return drafts
         try:
-            proposed = self._ask([requests[i].seq for i in asked], [budgets[i] for i in asked])
+            proposed = self._ask([requests[i] for i in asked], [budgets[i] for i in asked])
             for i, draft in zip(asked, proposed, strict=True):
                 drafts[i] = draft
         except Exception:
@@ -60,13 +63,14 @@ class GuardedDrafter:
 
     def _ask_about_one(self, request: Request, budget: int) -> Draft:
         try:
-            (draft,) = self._ask([request.seq], [budget])
+            (draft,) = self._ask([request], [budget])
         except Exception as error:
             self._turn_off(request, error)
             return Draft()
         return draft
 
-    def _ask(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+    def _ask(self, requests: List[Request], budgets: List[int]) -> list[Draft]:
+        seqs = [request.seq for request in requests]
         before = [(list(seq.tokens), seq.num_prompt) for seq in seqs]
         try:
             drafts = self._drafter.propose(seqs, budgets)
@@ -76,7 +80,16 @@ class GuardedDrafter:
             raise ValueError("drafter changed a sequence in propose()")
         if len(drafts) != len(seqs):
             raise ValueError(f"drafter returned {len(drafts)} drafts for {len(seqs)} sequences")
-        return [_checked(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
+        checked = [_checked(draft, k) for draft, k in zip(drafts, budgets, strict=True)]
+        return [self._fitted(draft, r) for draft, r in zip(checked, requests, strict=True)]
+
+    def _fitted(self, draft: Draft, request: Request) -> Draft:
+        """What can be fed and used of a draft. Only where a token stands decides whether it is cut:
+        one that was drawn must never be dropped for what it is."""
+        if not (self._takes_trees or draft.is_chain):
+            draft = draft.first_path()
+        depth = request.draft_depth
+        return draft if len(draft) <= depth else draft.no_deeper_than(depth)
 
     def _turn_off(self, request: Request, error: Exception) -> None:
         if request.draft_limit:
@@ -94,7 +107,7 @@ def _checked(draft: Draft, budget: int) -> Draft:
         q = draft.q_at(position)
         if q is not None:
             _check_claim(q, token)
-    return Draft(token_ids, draft.q, draft.origin)
+    return replace(draft, token_ids=token_ids)
 
 
 def _check_claim(q: object, token: int) -> None:

@@ -13,10 +13,12 @@ from outpace.engine.metrics import EngineMetrics
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Scheduler
 from outpace.models.tokenizer import Tokenizer
+from outpace.outputs import Event, Logprob
 from outpace.runner import Runner
 from outpace.sampling import raw_logprobs
-from outpace.types import Draft, Event, Logprob, Scores, Verdict
+from outpace.types import Draft, Scores, Verdict
 from outpace.verification.judge import verify
+from outpace.verification.lossy import TypicalAcceptance
 
 SCORED_TOGETHER = 64
 """Prompt tokens whose log-probabilities are computed at a time: bounds the copies of logits."""
@@ -32,13 +34,15 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         rng: np.random.Generator,
+        lossy: TypicalAcceptance | None = None,
         max_num_batched_tokens: int = 512,
     ) -> None:
         self.metrics = EngineMetrics()
         self._target = target
-        self._drafter = GuardedDrafter(drafter)
+        self._drafter = GuardedDrafter(drafter, takes_trees=target.takes_trees)
         self._tokenizer = tokenizer
         self._rng = rng
+        self._lossy = lossy
         self._scheduler = Scheduler(target, max_num_batched_tokens=max_num_batched_tokens)
 
     @property
@@ -63,7 +67,7 @@ class Engine:
             capture=self._drafter.capture,
         )
         scored = time.perf_counter()
-        verdicts = verify(scores, seqs, drafts, self._rng)
+        verdicts = verify(scores, seqs, drafts, self._rng, self._lossy)
         verdicts, events = self._accept(requests, drafts, scores, verdicts)
         self._target.commit(seqs)
         self._drafter.observe(requests, scores, verdicts)
@@ -159,7 +163,8 @@ class Engine:
     ) -> tuple[Verdict, Event]:
         num_top, logprobs = request.seq.params.logprobs, None
         if num_top is not None:
-            logprobs = self._report(logits, verdict.token_ids, num_top)
+            rows = [0, *(node + 1 for node in verdict.accepted_nodes)]
+            logprobs = self._report(logits[rows], verdict.token_ids, num_top)
         length = 0
         for position, token in enumerate(verdict.token_ids[: request.max_new]):
             length += 1
@@ -169,7 +174,7 @@ class Engine:
             request.fold.finish("length")  # only the prompt was to be scored
         kept = verdict.trimmed(length)
         request.seq.tokens.extend(kept.token_ids)
-        request.stats.record(len(draft), kept)
+        request.stats.record(draft, kept)
         if request.first_token_at is None and length:
             request.first_token_at = time.perf_counter()
         own = length - kept.num_accepted

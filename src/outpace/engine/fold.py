@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from outpace.outputs import Logprob
 from outpace.params import SamplingParams
-from outpace.types import Logprob
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A UTF-8 character has at most four bytes, so at most three bytes of an unfinished one are held.

@@ -39,6 +39,19 @@ def to_conversations(given: object) -> list[Prompt]:
     )
 
 
+def split_salt(prompt: Prompt) -> tuple[str, Prompt]:
+    """(cache salt, the prompt without it). The salt is "" unless a mapping holds `cache_salt`.
+
+    Raises OptionError for a salt that is not a text, or empty: then nothing would be kept apart.
+    """
+    if not isinstance(prompt, Mapping) or "cache_salt" not in prompt:
+        return "", prompt
+    salt = prompt["cache_salt"]
+    if not isinstance(salt, str) or not salt:
+        raise OptionError(f"cache_salt must be a text that is not empty, got {salt!r:.80}")
+    return salt, {key: value for key, value in prompt.items() if key != "cache_salt"}
+
+
 def to_token_ids(
     prompt: Prompt, tokenizer: Tokenizer, vocab_size: int
 ) -> tuple[str | None, list[int]]:

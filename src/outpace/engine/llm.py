@@ -15,7 +15,14 @@ import torch
 
 from outpace.engine.defaults import check_generation_config, default_sampling_params
 from outpace.engine.fold import OutputFold
-from outpace.engine.inputs import Message, Prompt, to_conversations, to_prompts, to_token_ids
+from outpace.engine.inputs import (
+    Message,
+    Prompt,
+    split_salt,
+    to_conversations,
+    to_prompts,
+    to_token_ids,
+)
 from outpace.engine.loop import EngineLoop
 from outpace.engine.metrics import EngineMetrics
 from outpace.engine.parameters import bad_words_ids, check_for_model
@@ -26,8 +33,9 @@ from outpace.engine.stream import AsyncStream, Stream
 from outpace.errors import ContextLengthError, OptionError
 from outpace.models.load import LoadedModel
 from outpace.models.threads import in_own_thread
+from outpace.outputs import RequestOutput
 from outpace.params import SamplingParams, refuse_unknown
-from outpace.types import RequestOutput, Sequence
+from outpace.types import Sequence
 
 
 class LLM:
@@ -37,7 +45,8 @@ class LLM:
         loaded already.
     speculative_config: `{"method": ..., "num_speculative_tokens": ..., ...}` with vLLM's keys;
         None decodes plainly. `speculative_model` and `num_speculative_tokens` are the older
-        shorthand for it.
+        shorthand for it. `"acceptance_method": "typical"` trades exactness for speed, see
+        docs/losslessness.md.
     dtype: "auto", "float32", "bfloat16", "float16", "float64", or "q4_0", "q4_1", "q8_0" for a
         GGUF file that is stored so. "auto": on CPUs a GGUF file's own format where it is one of
         those, else bfloat16; see `load_model`.
@@ -110,6 +119,7 @@ class LLM:
         )
         self.method = speculation.method
         self._num_speculative_tokens = speculation.options.num_speculative_tokens
+        self._lossy = speculation.lossy
         self._generation_config = generation_config
 
         setup = in_own_thread(lambda: set_up(model, speculation, options))
@@ -159,6 +169,10 @@ class LLM:
         speculative: bool = True,
     ) -> list[RequestOutput]:
         """Complete prompts: strings, or `{"prompt_token_ids": [...]}`; one output for each.
+
+        A mapping may also hold a `cache_salt`, a text: requests reuse what is remembered of
+        others (cached prompts, a drafter's stores) only among those with the same one. No answer
+        depends on it; how soon it comes may.
 
         sampling_params: one for all, or one per prompt; None takes
         `get_default_sampling_params()`. speculative=False decodes these requests plainly. All
@@ -253,6 +267,7 @@ class LLM:
             raise OptionError(f"sampling_params must be SamplingParams, got {given}")
         tokenizer, vocab_size = self._target.tokenizer, self._target.decoder.num_logits
         check_for_model(params, tokenizer.end_token_ids, vocab_size)
+        salt, prompt = split_salt(prompt)
         text, token_ids = to_token_ids(prompt, tokenizer, vocab_size)
         if len(token_ids) >= self.max_model_len:
             raise ContextLengthError(
@@ -271,18 +286,21 @@ class LLM:
                     end_token_ids=tokenizer.end_token_ids,
                     choice=choice,
                     bad_words_ids=bad_words,
+                    cache_salt=salt,
                 ),
                 self._num_speculative_tokens if speculative else 0,
             )
             for choice in range(params.n)
         ]
-        return RequestGroup(str(requests[0].seq.seq_id), text, requests)
+        lossy = self._lossy.name if self._lossy and speculative and not params.is_greedy else None
+        return RequestGroup(str(requests[0].seq.seq_id), text, requests, lossy)
 
     def _answer(self, seq: Sequence, draft_limit: int) -> Request:
         """The request for one answer; it is finished already if there is nothing to run."""
         params = seq.params
         room = self.max_model_len - seq.num_prompt
         max_new = room if params.max_tokens is None else min(params.max_tokens, room)
+        seq.max_len = seq.num_prompt + max_new
         fold = OutputFold(self._target.tokenizer, params, seq.end_token_ids, max(max_new, 1))
         is_scored = params.prompt_logprobs is not None and seq.choice == 0
         if max_new == 0 and not is_scored:

@@ -15,7 +15,7 @@ import torch
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.errors import OutpaceError
-from outpace.types import Event
+from outpace.outputs import Event
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass, field
 
 from outpace.engine.fold import OutputFold
-from outpace.types import (
+from outpace.outputs import (
     CompletionOutput,
     Logprob,
     RequestMetrics,
     RequestOutput,
-    Sequence,
     SpeculationStats,
 )
+from outpace.types import Sequence
 
 
 @dataclass(eq=False, slots=True)
@@ -39,9 +39,14 @@ class Request:
     finished_at: float | None = None
 
     @property
+    def draft_depth(self) -> int:
+        """How deep a draft may be: one output token is always the target's own."""
+        return max(0, self.max_new - self.seq.num_output - 1)
+
+    @property
     def draft_budget(self) -> int:
-        """Draft tokens that may follow now: one output token is always the target's own."""
-        return max(0, min(self.draft_limit, self.max_new - self.seq.num_output - 1))
+        """Draft tokens, in whatever shape, that may follow now."""
+        return self.draft_limit if self.draft_depth else 0
 
     @property
     def is_scoring_prompt(self) -> bool:
@@ -68,11 +73,13 @@ class RequestGroup:
     its callers see them together.
 
     requests: one per answer, in order of index. The first computes the prompt's logprobs.
+    lossy: the name of the rule if they are not verified losslessly.
     """
 
     request_id: str
     prompt: str | None
     requests: list[Request]
+    lossy: str | None = None
     arrived_at: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -95,6 +102,7 @@ class RequestGroup:
             stats=stats,
             metrics=self._metrics(),
             prompt_logprobs=None if scored is None else list(scored),
+            lossy=self.lossy,
         )
 
     def _metrics(self) -> RequestMetrics:

@@ -63,13 +63,19 @@ class Scheduler:
             feed = wanted if wanted == 1 else min(wanted, left)
             if feed <= 0:
                 continue
-            budget = min(request.draft_budget, max(left - feed, 0)) if feed == wanted else 0
+            budget = self._draft_budget(request, left - feed) if feed == wanted else 0
             batch.requests.append(request)
             batch.max_feed.append(feed)
             batch.draft_budgets.append(budget)
             batch.score_prompt.append(request.is_scoring_prompt)
             left -= feed + budget
         return batch
+
+    def _draft_budget(self, request: Request, left: int) -> int:
+        """Draft tokens that fit: into the request, the step, and the cache row, where all nodes of
+        a tree take a slot for the time of the step."""
+        room = self._target.cache.capacity - len(request.seq.tokens)
+        return max(0, min(request.draft_budget, left, room))
 
     def finish(self, request: Request) -> None:
         """Take a request out, whatever its status, and give its cache row back."""

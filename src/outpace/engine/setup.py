@@ -118,16 +118,18 @@ def set_up(
     )
     cache = target.new_cache(num_rows=num_rows, num_tokens=max_model_len)
     rng = np.random.default_rng()
+    runner = Runner(target.decoder, cache)
     context = DraftingContext(
         target=target,
         max_num_seqs=num_rows,
         max_model_len=max_model_len,
         rng=rng,
+        runner=runner,
         models=draft_models,
     )
     drafter = speculation.drafter(speculation.options, context)
     _check_capture(drafter, target)
-    engine = Engine(Runner(target.decoder, cache), drafter, target.tokenizer, rng=rng)
+    engine = Engine(runner, drafter, target.tokenizer, rng=rng, lossy=speculation.lossy)
     return Setup(engine, target, max_model_len)
 
 

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from outpace.drafters import drafter_class, make_options
 from outpace.drafters.base import Drafter, DrafterOptions
 from outpace.errors import OptionError
+from outpace.verification.lossy import TypicalAcceptance
 
 _NGRAM_NAMES = ("ngram", "[ngram]")
+_ACCEPTANCE_METHODS = {
+    "exact": "exact",
+    "typical": "typical",
+    # What older versions of vLLM call the two.
+    "rejection_sampler": "exact",
+    "typical_acceptance_sampler": "typical",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """A drafting method by name, its class and its options."""
+    """A drafting method by name, its class and its options.
+
+    lossy: the rule by which draft tokens are accepted if it is not a lossless one.
+    """
 
     method: str
     drafter: type[Drafter]
     options: DrafterOptions
+    lossy: TypicalAcceptance | None = None
 
 
 def parse_speculative_config(
@@ -34,6 +46,8 @@ def parse_speculative_config(
     subclass; without `method`, a `model` means "draft_model". The shorthand
     `speculative_model=..., num_speculative_tokens=...` is the same; as in vLLM, the model name
     "ngram" or "[ngram]" means prompt lookup. Nothing given means plain decoding.
+    `"acceptance_method": "typical"` with `posterior_threshold` and `posterior_alpha` accepts draft
+    tokens by `TypicalAcceptance`, which is lossy; "exact" is the default.
     Raises OptionError for unknown methods, unknown keys and contradictions.
     """
     if config is not None and speculative_model is not None:
@@ -55,6 +69,7 @@ def parse_speculative_config(
         del values["model"]
         values["method"] = "ngram"
     given = dict(values)
+    lossy = _pop_acceptance(values)
     method = values.pop("method", "draft_model" if "model" in values else None)
     if method is None:
         raise OptionError(
@@ -62,4 +77,21 @@ def parse_speculative_config(
         )
     drafter = drafter_class(method)
     name = method if isinstance(method, str) else drafter.method_name()
-    return SpeculativeConfig(name, drafter, make_options(drafter, values))
+    return SpeculativeConfig(name, drafter, make_options(drafter, values), lossy)
+
+
+def _pop_acceptance(values: dict[str, Any]) -> TypicalAcceptance | None:
+    """Take what says how draft tokens are accepted out of `values`."""
+    asked = values.pop("acceptance_method", "exact")
+    if not isinstance(asked, str) or asked not in _ACCEPTANCE_METHODS:
+        raise OptionError(f"acceptance_method must be 'exact' or 'typical', got {asked!r}")
+    names = [field.name for field in fields(TypicalAcceptance)]
+    thresholds = {name: values.pop(name) for name in names if name in values}
+    if _ACCEPTANCE_METHODS[asked] == "typical":
+        return TypicalAcceptance(**thresholds)
+    if thresholds:
+        raise OptionError(
+            f"{', '.join(thresholds)} only has a meaning with acceptance_method='typical', which "
+            "is lossy"
+        )
+    return None

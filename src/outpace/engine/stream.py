@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from outpace.engine.loop import EngineLoop
 from outpace.engine.request import RequestGroup
-from outpace.types import Event, RequestOutput
+from outpace.outputs import Event, RequestOutput
 
 
 class _Subscription:

@@ -81,6 +81,12 @@ class Segment:
         return seen
 
 
+def parents_after(num_pending: int, parents: Sequence[int]) -> tuple[int, ...]:
+    """`Segment.parents` of `num_pending` tokens of a text and a tree that follows them; parents:
+    those of the tree's nodes, -1 for the last token of the text."""
+    return (*range(-1, num_pending - 1), *(num_pending + parent for parent in parents))
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Segments of consecutive rows handled by one call.

@@ -66,6 +66,28 @@ class CausalModel(Protocol):
 
 
 @runtime_checkable
+class EarlyExit(CausalModel, Protocol):
+    """What a model may offer besides: passes through its first layers alone."""
+
+    @property
+    def exit_layers(self) -> range:
+        """The numbers of layers that a pass may run: 1 to all."""
+
+    def forward(
+        self,
+        batch: Batch,
+        cache: Any,
+        capture: Sequence[int] = (),
+        num_layers: int | None = None,
+    ) -> tuple[Tensor | np.ndarray, dict[int, Tensor]]:
+        """As `CausalModel.forward`, through the first `num_layers` layers (None: all).
+
+        Writes keys and values of these alone. The logits are those of the early exit: final norm
+        and head of what the last of them left.
+        """
+
+
+@runtime_checkable
 class GreedyDrafting(Protocol):
     """What a model may offer besides: a whole greedy draft in one call."""
 
@@ -76,10 +98,12 @@ class GreedyDrafting(Protocol):
         starts: Sequence[int],
         pending: Sequence[Sequence[int]],
         counts: Sequence[int],
+        num_layers: int | None = None,
     ) -> list[list[int]]:
         """The model's own greedy continuation of several sequences.
 
         Feeds `pending[i]` (at least one token) from slot `starts[i]` of row `rows[i]`, then what it
         chooses itself; returns `counts[i]` tokens (at least one), the last of which is not fed. The
-        ids of the rows are the caller's to keep.
+        ids of the rows are the caller's to keep. num_layers: see `EarlyExit.forward`; only a model
+        that is both takes it.
         """

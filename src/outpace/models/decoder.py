@@ -107,6 +107,10 @@ class Decoder:
     def capturable(self) -> range:
         return range(self.num_layers + 1)
 
+    @property
+    def exit_layers(self) -> range:
+        return range(1, self.num_layers + 1)
+
     def kv_bytes(self, *, num_rows: int, capacity: int) -> int:
         """Bytes of a cache: 2 x layers x kv_heads x head_dim x slots x bytes."""
         config = self.config
@@ -130,12 +134,17 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, batch: Batch, cache: KVCache, capture: Sequence[int] = ()
+        self,
+        batch: Batch,
+        cache: KVCache,
+        capture: Sequence[int] = (),
+        num_layers: int | None = None,
     ) -> tuple[Float[Tensor, "r vocab"], dict[int, Tensor]]:
         """One pass: writes keys and values of every token, returns logits of the rows asked for.
 
         capture: layers whose output (residual stream, before any norm, [N, hidden]) is returned
         as well; 0 is the embedding, i the output of the i-th layer.
+        num_layers: run only the first that many; see `EarlyExit`.
         Logits are float32 (float64 for a float64 model), [R, num_logits].
         """
         positions = self._tensor(batch.positions)
@@ -152,7 +161,7 @@ class Decoder:
             # Doubled once here, a lone token need not be doubled by every product.
             x = x.repeat(self._min_rows, 1)
         hidden = {0: x[:num_tokens]} if 0 in capture else {}
-        for depth, layer in enumerate(self._layers, 1):
+        for depth, layer in enumerate(self._layers[:num_layers], 1):
             x = layer(x, step)
             if depth in capture:
                 hidden[depth] = x[:num_tokens]

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 ERROR_BYTES = 256
 
 
@@ -174,7 +174,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "op_cache_keep": (None, (_P, c_int32, c_int32, _P, c_int32)),
     "op_forward": (c_int32, (_P, _P, _P, _P)),
     "op_layer_forward": (c_int32, (_P, _P, c_int32, _P, _P, _P)),
-    "op_draft": (c_int32, (_P, _P, c_int32, _P, _P, _P, _P, _P, _P, _P)),
+    "op_draft": (c_int32, (_P, _P, c_int32, _P, _P, _P, _P, _P, c_int32, _P, _P)),
 }
 
 

@@ -247,20 +247,29 @@ class NativeModel:
         num_pending: Int32[np.ndarray, " seqs"],
         pending_ids: Int32[np.ndarray, " pending"],
         num_steps: Int32[np.ndarray, " seqs"],
+        num_layers: int = 0,
     ) -> Int32[np.ndarray, "seqs max_steps"]:
         """Greedy drafting in one call: feed each sequence's pending tokens from slot `starts` of
-        its row, then num_steps - 1 tokens chosen here. Past a sequence's num_steps stands -1."""
+        its row, then num_steps - 1 tokens chosen here. Past a sequence's num_steps stands -1.
+
+        num_layers: run only the first that many; 0: all.
+        """
         arrays = (rows, starts, num_pending, pending_ids, num_steps)
         for array in arrays:
             check_ids(array)
         assert len(rows) == len(starts) == len(num_pending) == len(num_steps)
         assert int(num_pending.sum()) == len(pending_ids)
         drafted = np.full((len(rows), int(num_steps.max())), -1, dtype=np.int32)
-        addresses = [*map(address, arrays), address(drafted)]
         with self.pool.lock:
             self._check(
                 library().op_draft(
-                    self.pointer, cache.pointer, len(rows), *addresses, self._error_address
+                    self.pointer,
+                    cache.pointer,
+                    len(rows),
+                    *map(address, arrays),
+                    num_layers,
+                    address(drafted),
+                    self._error_address,
                 )
             )
         return drafted

@@ -89,14 +89,14 @@ def token_decision(p: Rows, draft: Draft, coins: Coins) -> Decision:
     """How many draft tokens token verification accepts, and the law of the next token."""
     _check(p, draft, coins)
     for i, token in enumerate(draft.token_ids):
-        if not coins[i] < _path_weight(1, p[i], token, draft.q_at(i)):
+        if not coins[i] < path_weight(1, p[i], token, draft.q_at(i)):
             return Decision(i, _final_weights(p, draft, i, 1))
     return Decision(len(draft), p[len(draft)])
 
 
 def token_thresholds(p: Rows, draft: Draft) -> list[Number]:
     """For each draft position the probability min(1, p/q) that token verification accepts it."""
-    return [_path_weight(1, p[i], token, draft.q_at(i)) for i, token in enumerate(draft.token_ids)]
+    return [path_weight(1, p[i], token, draft.q_at(i)) for i, token in enumerate(draft.token_ids)]
 
 
 def block_decision(p: Rows, draft: Draft, coins: Coins) -> Decision:
@@ -121,7 +121,7 @@ def path_weights(p: Rows, draft: Draft) -> list[Number]:
     weights: list[Number] = []
     for i, token in enumerate(draft.token_ids):
         before = weights[-1] if weights else 1
-        weights.append(_path_weight(before, p[i], token, draft.q_at(i)))
+        weights.append(path_weight(before, p[i], token, draft.q_at(i)))
     return weights
 
 
@@ -157,10 +157,10 @@ def _final_weights(p: Rows, draft: Draft, num_accepted: int, weight: Number) -> 
     return remaining if remaining.max() > 0 else p_row
 
 
-def _path_weight(before: Number, p_row: Row, token: int, q_row: DraftRow | None) -> Number:
+def path_weight(before: Number, p_row: Row, token: int, q_row: DraftRow | None) -> Number:
     """min(1, before * p(token) / q(token)), and 0 where q(token) is not positive."""
-    target = before * _probability(p_row, token)
-    drafted = 1 if q_row is None else _probability(q_row, token)
+    target = before * probability(p_row, token)
+    drafted = 1 if q_row is None else probability(q_row, token)
     if not drafted > 0:
         return 0
     return 1 if target >= drafted else target / drafted
@@ -172,14 +172,27 @@ def _block_threshold(p: Rows, draft: Draft, i: int, weight: Number) -> Number:
         return weight
     token, q_row = draft.token_ids[i], draft.q_at(i)
     if q_row is None:
-        mass = weight * max(1 - _probability(p[i], token), 0)
-    else:
-        remaining = residual(p[i], token, q_row, weight)
-        mass = remaining.sum(dtype=None if remaining.dtype == object else np.float64)
-    return mass / (mass + (1 - weight))
+        return weight_after_rejection(weight, weight * max(1 - probability(p[i], token), 0))
+    return weight_after_rejection(weight, mass(residual(p[i], token, q_row, weight)))
 
 
-def _probability(row: Shaped[np.ndarray, " V_any"], token: int) -> Number:
+def weight_after_rejection(weight: Number, remaining_mass: Number) -> Number:
+    """Z / (Z + 1 - P), and 0/0 = 1: the weight of a path when what was drawn after it is rejected.
+
+    weight: P, in [0, 1]. remaining_mass: Z, the sum of max(P p - q, 0).
+    """
+    return 1 if weight == 1 else remaining_mass / (remaining_mass + (1 - weight))
+
+
+def mass(weights: Row) -> Number:
+    """The sum of a row, in float64 whatever the row is, or exact."""
+    if weights.dtype == object:
+        exact: Number = weights.sum()
+        return exact
+    return float(weights.sum(dtype=np.float64))
+
+
+def probability(row: Shaped[np.ndarray, " V_any"], token: int) -> Number:
     value: Number = row.item(token) if 0 <= token < row.size else 0
     return value
 

@@ -9,12 +9,12 @@ Never mix these choices with the coins of `chain`: a request uses one or the oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, UInt64
+from jaxtyping import Float, Int, UInt64
 
-from outpace.types import Verdict
+from outpace.types import Draft, Verdict
 
 _MASK = 2**64 - 1
 # Increment and multipliers of SplitMix64 (Steele, Lea and Flood 2014).
@@ -41,6 +41,28 @@ def match(draft_token_ids: Sequence[int], chosen_ids: Sequence[int]) -> Verdict:
     return Verdict(tuple(chosen_ids[: num_accepted + 1]), num_accepted)
 
 
+def walk(draft: Draft, chosen_at: Callable[[int], int | None]) -> Verdict:
+    """`match` over a tree: follow the target's choices from the newest committed token.
+
+    chosen_at(row): the target's choice after the newest committed token (row 0) or after node
+        row - 1; None where no token may come, which ends the verdict with the accepted tokens
+        alone. Asked for the nodes reached only.
+    Siblings with the same token are followed together, so candidates need not be merged.
+    """
+    children, token_ids = draft.children(), draft.token_ids
+    chosen: list[int] = []
+    accepted, reached = -1, [-1]
+    while reached:
+        accepted = reached[0]
+        choice = chosen_at(accepted + 1)
+        if choice is None:
+            break
+        chosen.append(choice)
+        reached = [c for node in reached for c in children[node + 1] if token_ids[c] == choice]
+    nodes = tuple(draft.path(accepted))
+    return Verdict(tuple(chosen), len(nodes), nodes=nodes)
+
+
 def choose(p_row: Float[np.ndarray, " V"], seed: int, choice: int, position: int) -> int:
     """Draw a token from `p_row` with noise keyed by (seed, choice, position, token id).
 
@@ -56,22 +78,49 @@ def choose(p_row: Float[np.ndarray, " V"], seed: int, choice: int, position: int
     if token_ids.size == 1:
         return int(token_ids[0])
     assert token_ids.size, "there is no mass to draw from"
-    key = _key(seed, choice, position)
-    winner, first = -1, np.inf
+    return int(_first_arrivals(p_row, token_ids, _key(seed, choice, position), 1)[0])
+
+
+def arrivals(
+    p_row: Float[np.ndarray, " V"], seed: int, choice: int, position: int, count: int
+) -> list[int]:
+    """The first `count` tokens to arrive in the race of `choose`, which returns the first of them.
+
+    In order of arrival, which has the law of draws without replacement; fewer where fewer tokens
+    have mass.
+    """
+    token_ids = np.flatnonzero(p_row > 0)
+    first: list[int] = _first_arrivals(
+        p_row, token_ids, _key(seed, choice, position), count
+    ).tolist()
+    return first
+
+
+def _first_arrivals(
+    p_row: Float[np.ndarray, " V"], token_ids: Int[np.ndarray, " n"], key: int, count: int
+) -> Int[np.ndarray, " first"]:
+    """Those `count` of `token_ids` (all with mass) whose E(t) / p(t) is smallest, in order."""
+    first, times = token_ids[:0], np.empty(0)
     for start in range(0, token_ids.size, _BLOCK):
         ids = token_ids[start : start + _BLOCK]
         weights = p_row[ids].astype(np.float64)
         uniform = _uniform(ids.astype(np.uint64), key)
         # -log(1 - u) >= u, so u / p bounds a token's arrival from below and only the few tokens
-        # whose bound does not exceed the earliest arrival known need a logarithm.
+        # whose bound does not exceed the last of `count` arrivals known need a logarithm.
         bound = uniform / weights
-        best = int(bound.argmin())
-        limit = min(first, -np.log1p(-uniform[best]) / weights[best])
+        best = bound.argmin()
+        if times.size == count and bound[best] > times[-1]:
+            continue
+        likely = np.atleast_1d(best)
+        if count > 1:
+            likely = np.argpartition(bound, min(count, bound.size) - 1)[:count]
+        known = np.concatenate([times, -np.log1p(-uniform[likely]) / weights[likely]])
+        limit = np.sort(known)[count - 1] if known.size >= count else np.inf
         finalists = np.flatnonzero(bound <= limit)
-        arrival = -np.log1p(-uniform[finalists]) / weights[finalists]
-        if arrival.size and arrival.min() < first:
-            winner, first = int(ids[finalists[arrival.argmin()]]), arrival.min()
-    return winner
+        times = np.concatenate([times, -np.log1p(-uniform[finalists]) / weights[finalists]])
+        order = np.argsort(times, kind="stable")[:count]
+        first, times = np.concatenate([first, ids[finalists]])[order], times[order]
+    return first
 
 
 def _key(seed: int, choice: int, position: int) -> int:

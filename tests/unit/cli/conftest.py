@@ -14,16 +14,16 @@ import outpace
 from outpace.cli.main import main
 from outpace.engine.fold import OutputFold
 from outpace.errors import ContextLengthError
-from outpace.params import SamplingParams
-from outpace.types import (
+from outpace.outputs import (
     CompletionOutput,
     Event,
     Logprob,
     RequestMetrics,
     RequestOutput,
     SpeculationStats,
-    Verdict,
 )
+from outpace.params import SamplingParams
+from outpace.types import Draft, Verdict
 
 BLOCK_LEN = 3
 MAX_PROMPT_LEN = 400
@@ -55,7 +55,8 @@ class FakeStream:
             if start + block_len >= len(ids) and self._fold.finish_reason is None:
                 self._fold.finish("stop")
             num_accepted = len(block) - 1
-            self._stats.record(num_accepted, Verdict(tuple(block), num_accepted))
+            draft, verdict = Draft(tuple(block[:-1])), Verdict(tuple(block), num_accepted)
+            self._stats.record(draft, verdict)
             on_event()
             yield Event(
                 seq_id=0,

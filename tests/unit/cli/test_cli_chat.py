@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from outpace.cli.chat import ACCEPTED_COLOUR, _read_lines, banner, styled
-from outpace.types import Event
+from outpace.outputs import Event
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -59,7 +59,7 @@ def test_raw_prompt_and_sources(run_cli: Run, llms: list, tmp_path: Path) -> Non
         (["a", "--speculative-config", '{"a": 1, "a": 1}'], "", 1, "the key 'a' is given twice"),
         (["a", "--speculative-config", "[]"], "", 1, "error: --speculative-config must be an obj"),
         (["a", "--prompt-lookup-max", "3"], "", 1, "error: --prompt-lookup-max configures a"),
-        (["a", "--method", "nonsense"], "", 2, "'nonsense' is not one of draft_model, ngram, none"),
+        (["a", "--method", "nonsense"], "", 2, "'nonsense' is not one of draft_model, "),
         (["a", "--logit-bias", "x=1"], "", 2, "'x=1' is not a token id and a number"),
         (["a", "--logit-bias", "5"], "", 2, "'5' is not a token id and a number"),
         (["a", "--logit-bias", "5=1", "--logit-bias", "5=2"], "", 1, "names a token id twice"),
@@ -122,7 +122,7 @@ def test_a_token_of_probability_zero_is_null_in_json(
     run_cli: Run, llms: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from outpace.cli.answers import _logprob_json, dump_json
-    from outpace.types import Logprob
+    from outpace.outputs import Logprob
 
     assert '"logprob": null' in dump_json(_logprob_json(3, Logprob(float("-inf"), 9, "x")))
 

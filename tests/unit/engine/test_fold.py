@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.engine.fold import IncrementalDecoder, OutputFold, find_first_stop, len_possible_stop
+from outpace.outputs import Logprob
 from outpace.params import SamplingParams
-from outpace.types import Logprob
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "stop_vectors.json"
 EOS, PAD = 256, 257

@@ -235,8 +235,8 @@ void check_layers(const Model &model, const Ids &tokens, int hidden_size) {
   }
 }
 
-// Two sequences drafted in one call, against one token at a time.
-void check_draft(const Model &model, const Ids &tokens) {
+// Two sequences drafted in one call by the first layers (0: all), against one token at a time.
+void check_draft(const Model &model, const Ids &tokens, int num_layers) {
   char error[OP_ERROR_BYTES];
   const Ids rows = {1, 0}, starts = {0, 0}, pending = {9, 4}, steps = {3, 6};
   Ids fed = slice(tokens, 0, 9), drafted(12, -1);
@@ -244,14 +244,16 @@ void check_draft(const Model &model, const Ids &tokens) {
   fed.insert(fed.end(), second.begin(), second.end());
   Cache cache(model, 2);
   const int status = op_draft(model.model, cache.cache, 2, rows.data(), starts.data(),
-                              pending.data(), fed.data(), steps.data(), drafted.data(), error);
+                              pending.data(), fed.data(), steps.data(), num_layers,
+                              drafted.data(), error);
   CHECK(status >= 0, "%s", error);
   Cache plain(model, 2);
   for (int seq = 0; seq < 2; seq++) {
     Ids next = seq ? second : slice(tokens, 0, 9);
     int start = 0;
     for (int step = 0; step < steps[(size_t)seq]; step++) {
-      const Pass pass = run(model, plain, next, {{seq, start, (int32_t)next.size(), 0, nullptr}});
+      const Pass pass =
+          run(model, plain, next, {{seq, start, (int32_t)next.size(), 0, nullptr}}, num_layers);
       CHECK(drafted[(size_t)(seq * 6 + step)] == pass.best.back(), "sequence %d step %d", seq,
             step);
       start += (int)next.size();
@@ -281,7 +283,8 @@ void check_model(const Shape &shape, const Case &c, int kv_type, const Pool &one
   check_chunks(single, tokens, whole);
   check_tree(model, tokens, whole);
   check_layers(model, tokens, shape.hidden);
-  check_draft(model, tokens);
+  check_draft(model, tokens, 0);
+  check_draft(model, tokens, LAYERS - 1);
 }
 
 constexpr Shape SHAPES[] = {

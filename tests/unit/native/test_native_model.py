@@ -154,6 +154,29 @@ def test_drafts_are_what_greedy_passes_choose(model: NativeModel) -> None:
         assert drafted[seq].tolist() == [*text[len(prompt) :], -1, -1][:4]
 
 
+def test_drafts_of_the_first_layers_are_what_their_passes_choose(model: NativeModel) -> None:
+    starts, pending, steps = (np.array(each, np.int32) for each in ([0, 0], [5, 3], [6, 4]))
+    rows, prompts = np.array([1, 0], np.int32), (TOKENS[:5], TOKENS[5:8])
+    drafts = {}
+    for num_layers in (0, 1, LAYERS):
+        cache = NativeCache(model, 2, POSITIONS)
+        ids = np.concatenate(prompts)
+        drafts[num_layers] = model.draft(cache, rows, starts, pending, ids, steps, num_layers)
+        for seq, prompt in enumerate(prompts):
+            plain = NativeCache(model, 1, POSITIONS)
+            fed, start, last = prompt, 0, np.zeros(1, np.int32)
+            for step in range(steps[seq]):
+                best, segments = np.empty(1, np.int32), [NativeSegment(0, start, len(fed))]
+                last[0] = len(fed) - 1
+                model.forward(plain, fed, segments, last, best=best, num_layers=num_layers)
+                assert drafts[num_layers][seq, step] == best[0]
+                start, fed = start + len(fed), best
+    assert drafts[0].tolist() == drafts[LAYERS].tolist() != drafts[1].tolist()
+    for num_layers in (-1, LAYERS + 1):
+        with pytest.raises(ModelError, match=f"first {num_layers} layers of a model of {LAYERS}"):
+            model.draft(cache, rows, starts, pending, ids, steps, num_layers)
+
+
 def test_refusals_are_errors_with_the_library_s_sentence(model: NativeModel) -> None:
     cache = NativeCache(model, 1, 20)
     assert cache.capacity == 32

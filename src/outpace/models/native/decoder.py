@@ -95,6 +95,10 @@ class NativeDecoder:
         return range(self.num_layers + 1)
 
     @property
+    def exit_layers(self) -> range:
+        return range(1, self.num_layers + 1)
+
+    @property
     def num_threads(self) -> int:
         return self._model.pool.num_threads
 
@@ -127,9 +131,13 @@ class NativeDecoder:
         return NativeRows(self._model, num_rows=num_rows, capacity=capacity)
 
     def forward(
-        self, batch: Batch, cache: NativeRows, capture: Sequence[int] = ()
+        self,
+        batch: Batch,
+        cache: NativeRows,
+        capture: Sequence[int] = (),
+        num_layers: int | None = None,
     ) -> tuple[Float[np.ndarray, "r vocab"], dict[int, Float[Tensor, "n hidden"]]]:
-        """One pass over the batch; see `CausalModel.forward`. Everything is float32."""
+        """One pass over the batch; see `EarlyExit.forward`. Everything is float32."""
         token_ids = np.array(batch.token_ids, np.int32)
         logits = np.empty((len(batch.logit_rows), self.num_logits), np.float32)
         layers = sorted(set(capture))
@@ -142,6 +150,7 @@ class NativeDecoder:
             logits=logits,
             capture=np.array(layers, np.int32) if layers else None,
             hidden=hidden,
+            num_layers=num_layers or 0,
         )
         states = {layer: torch.from_numpy(h) for layer, h in zip(layers, hidden, strict=True)}
         return logits, states
@@ -153,12 +162,13 @@ class NativeDecoder:
         starts: Sequence[int],
         pending: Sequence[Sequence[int]],
         counts: Sequence[int],
+        num_layers: int | None = None,
     ) -> list[list[int]]:
         """The model's greedy continuation of several sequences, in one call.
 
         Feeds `pending[i]` from slot `starts[i]` of row `rows[i]`, then what it chooses itself;
         returns `counts[i]` tokens (at least 1), of which the last is not fed. Does not touch the
-        rows' ids.
+        rows' ids. num_layers: run only the first that many; see `EarlyExit`.
         """
         drafted = self._model.draft(
             cache.memory,
@@ -167,6 +177,7 @@ class NativeDecoder:
             np.array([len(tokens) for tokens in pending], np.int32),
             np.array([token for tokens in pending for token in tokens], np.int32),
             np.array(counts, np.int32),
+            num_layers or 0,
         )
         return [ids[:count] for ids, count in zip(drafted.tolist(), counts, strict=True)]
 

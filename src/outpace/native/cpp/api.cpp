@@ -68,6 +68,7 @@ bool forward_layer(op_model &model, op_cache *cache, int32_t layer, const op_bat
 struct DraftJob {
   int32_t num_seqs;
   const int32_t *rows, *starts, *num_pending, *pending_ids, *num_steps;
+  int32_t num_layers;
   int32_t *drafted;
 };
 
@@ -113,11 +114,12 @@ struct DraftStep {
     best.resize(seqs.size());
   }
 
-  op_batch batch() {
+  op_batch batch(int32_t num_layers) {
     op_batch batch = {};
     batch.num_tokens = (int32_t)token_ids.size();
     batch.num_segments = (int32_t)segments.size();
     batch.num_logit_rows = (int32_t)logit_rows.size();
+    batch.num_layers = num_layers;
     batch.token_ids = token_ids.data();
     batch.segments = segments.data();
     batch.logit_rows = logit_rows.data();
@@ -132,7 +134,7 @@ bool draft(op_model &model, op_cache *cache, const DraftJob &job, char *error) {
   DraftStep feed;
   for (int32_t step = 0; step < max_steps; step++) {
     feed.fill(job, step, max_steps);
-    const op_batch batch = feed.batch();
+    const op_batch batch = feed.batch(job.num_layers);
     if (!forward(model, cache, &batch, error)) return false;
     for (size_t i = 0; i < feed.seqs.size(); i++)
       job.drafted[(int64_t)feed.seqs[i] * max_steps + step] = feed.best[i];
@@ -179,10 +181,11 @@ int32_t op_layer_forward(op_model *model, op_cache *cache, int32_t layer, const 
 
 int32_t op_draft(op_model *model, op_cache *cache, int32_t num_seqs, const int32_t *rows,
                  const int32_t *starts, const int32_t *num_pending, const int32_t *pending_ids,
-                 const int32_t *num_steps, int32_t *drafted, char *error) {
+                 const int32_t *num_steps, int32_t num_layers, int32_t *drafted, char *error) {
   return guarded(error, [&] {
     Turn turn(*model, error);
-    const DraftJob job = {num_seqs, rows, starts, num_pending, pending_ids, num_steps, drafted};
+    const DraftJob job = {num_seqs,    rows,      starts,     num_pending,
+                          pending_ids, num_steps, num_layers, drafted};
     return turn.taken() && draft(*model, cache, job, error);
   });
 }

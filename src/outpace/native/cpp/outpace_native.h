@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define OP_API __attribute__((visibility("default")))
-#define OP_ABI_VERSION 1
+#define OP_ABI_VERSION 2
 #define OP_ERROR_BYTES 256
 
 /* Weight formats. The three packed ones are GGUF's: blocks of 32 along `in`. */
@@ -192,11 +192,12 @@ OP_API int32_t op_layer_forward(op_model *model, op_cache *cache, int32_t layer,
 
 /* Greedy drafting in one call: for each of num_seqs sequences, feed pending_ids (num_pending[i] of
  * them, concatenated) from slot starts[i] of rows[i], then num_steps[i] - 1 tokens that it chose itself.
+ * num_layers: as in op_batch; only these layers' keys and values are written.
  * drafted: [num_seqs][max_steps], max_steps the largest of num_steps (each at least 1). */
 OP_API int32_t op_draft(op_model *model, op_cache *cache, int32_t num_seqs, const int32_t *rows,
                         const int32_t *starts, const int32_t *num_pending,
-                        const int32_t *pending_ids, const int32_t *num_steps, int32_t *drafted,
-                        char *error);
+                        const int32_t *pending_ids, const int32_t *num_steps, int32_t num_layers,
+                        int32_t *drafted, char *error);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,1 @@
+"""What several drafters share. No drafting methods themselves."""
