@@ -24,8 +24,8 @@ Traversal verification (2505.12398), visit(root, 1), where P is the weight of th
 
 It starts at the leaves, so a later token can pay for an earlier one that was too probable. On a
 chain recursive rejection is token verification, and traversal is block verification, coin for coin.
-With one-hot children alone the two accept equally many tokens in expectation; of drawn trees whose
-shape is fixed beforehand traversal accepts at least as many; of mixed ones mostly more, seldom less.
+With one-hot children alone the two accept equally many tokens in expectation; of other trees
+traversal accepts more on average, and on a few less.
 
 What a node's d_j has to be true of: its token's draw, given everything that was drawn before it.
 Which nodes exist may depend on what was drawn before them and on nothing drawn later, themselves

@@ -83,7 +83,7 @@ def test_the_trees_cover_the_hard_cases() -> None:
     ]
     assert max(map(len, siblings)) == 3
     assert any(len(set(group)) < len(group) for group in siblings), "no duplicates among siblings"
-    assert {max(draft.depths(), default=0) for _, draft in trees} == {1, 2, 3}
+    assert {max(draft.depths(), default=0) for _, draft in trees} == {0, 1, 2, 3}
     assert any(max(draft.token_ids, default=0) >= model.vocab for model, draft in trees)
     assert any(len({len(draft) for _, draft in of_model}) > 1 for _, of_model in drawn)
     # Orders of drawing: by layers, and a younger sibling after what lies below an elder one.
@@ -180,17 +180,16 @@ def test_sample_and_match_is_lossless_for_any_tree() -> None:
 # How much is accepted.
 
 
-@pytest.mark.parametrize("kinds", [(WITHOUT,), (WITH,)], ids=["without", "with replacement"])
-def test_traversal_accepts_more_of_drawn_trees(kinds: tuple[str, ...]) -> None:
-    """Never less in expectation, for trees of drawn nodes whose shape does not depend on them."""
-    num_better = 0
+@pytest.mark.parametrize("kinds", [(WITHOUT,), (WITH,), (LIST, WITHOUT, WITH)])
+def test_traversal_accepts_more_on_average(kinds: tuple[str, ...]) -> None:
+    gains = []
     for seed in range(examples(NUM_MODELS)):
         model, drawn = drawn_case(seed, kinds)
         recursive = expected_path_len(model, recursive_decision, drawn)
-        traversal = expected_path_len(model, traversal_decision, drawn)
-        assert traversal >= recursive, seed
-        num_better += traversal > recursive
-    assert num_better > 5
+        gains.append(expected_path_len(model, traversal_decision, drawn) - recursive)
+    assert sum(gains) > 0
+    assert sum(gain > 0 for gain in gains) > 5
+    assert sum(gain < 0 for gain in gains) <= len(gains) / 20
 
 
 def test_traversal_accepts_as_much_of_deterministic_trees() -> None:
@@ -200,10 +199,17 @@ def test_traversal_accepts_as_much_of_deterministic_trees() -> None:
         assert expected_path_len(model, traversal_decision, drawn) == recursive
 
 
-def test_traversal_can_accept_less_of_a_mixed_tree() -> None:
+@pytest.mark.parametrize(
+    ("seed", "plan"),
+    [
+        (1152, Plan(((-1, WITH), (0, WITH), (0, LIST), (2, WITHOUT)), salt=632)),
+        (5480, Plan(((-1, WITHOUT), (0, WITHOUT), (0, WITHOUT), (2, WITHOUT)), salt=470)),
+    ],
+    ids=["mixed", "drawn"],
+)
+def test_traversal_can_accept_less(seed: int, plan: Plan) -> None:
     """Both rules are exact there, and neither is always ahead."""
-    model = random_model(1152, k=3)
-    plan = Plan(((-1, WITH), (0, WITH), (0, LIST), (2, WITHOUT)), salt=632)
+    model = random_model(seed, k=3)
     drawn = list(drafts(model, plan))
     assert all(is_lossless(model, decide, drawn) for decide in RULES.values())
     recursive = expected_path_len(model, recursive_decision, drawn)
