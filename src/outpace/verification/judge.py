@@ -205,40 +205,6 @@ def _verdict_along(draft: Draft, nodes: tuple[int, ...], own: tuple[int, ...]) -
     return Verdict((*accepted, *own), len(nodes), nodes=nodes)
 
 
-def draw_tokens(
-    logits: Float[np.ndarray, "n V"],
-    seqs: List[Sequence],
-    drafts: List[Draft],
-    rng: np.random.Generator,
-) -> list[tuple[int, np.ndarray | None]]:
-    """Draw one token per row under its sequence's parameters: what a draft model does.
-
-    drafts: the draft tokens that each row's token will follow.
-    Returns (token, q): q is the distribution it was drawn from, or None where the choice was
-    deterministic given the seed (or greedy), so that it is judged as one-hot.
-    """
-    return [
-        _draw_token(row, seq, draft, rng)
-        for row, seq, draft in zip(logits, seqs, drafts, strict=True)
-    ]
-
-
-def _draw_token(
-    logits: Float[np.ndarray, " V"], seq: Sequence, draft: Draft, rng: np.random.Generator
-) -> tuple[int, np.ndarray | None]:
-    history = History(seq)
-    try:
-        if seq.params.is_greedy:
-            return best_token(history.processed(logits, draft.token_ids)), None
-        q = probabilities(logits, history, draft.token_ids)
-    except OptionError:
-        # No token may follow this draft, so none that is proposed can be accepted.
-        return int(logits.argmax()), None
-    if seq.params.seed is not None:
-        return choose(q, seq.params.seed, seq.choice, seq.num_output + len(draft)), None
-    return draw(q, float(rng.random())), q
-
-
 def draw_siblings(
     logits: Float[np.ndarray, " V"],
     seq: Sequence,
