@@ -63,7 +63,9 @@ def test_the_example_is_as_short_as_promised() -> None:
 
 def test_the_tutorial_quotes_the_example() -> None:
     source = EXAMPLE.read_text(encoding="utf-8")
-    quoted = [b.code for b in python_blocks(TUTORIAL) if "CountingDrafter" not in b.code]
+    others = ("CountingDrafter", "parents=")
+    blocks = [b.code for b in python_blocks(TUTORIAL)]
+    quoted = [code for code in blocks if not any(other in code for other in others)]
     assert len(quoted) == 4
     for code in quoted:
         assert code in source
@@ -71,6 +73,12 @@ def test_the_tutorial_quotes_the_example() -> None:
     assert docstring.startswith('"""')
     shown = [line for code in quoted for line in code.splitlines() if line]
     assert shown == lines, "the tutorial shows all of the example, in its order"
+
+
+def test_the_tutorials_tree_has_the_paths_it_claims() -> None:
+    (code,) = (b.code for b in python_blocks(TUTORIAL) if "parents=" in b.code)
+    draft = eval(code, {"Draft": Draft})
+    assert [draft.tokens_to(node) for node in (1, 2)] == [(40, 41), (50,)]
 
 
 @both
