@@ -20,6 +20,7 @@ from tiny import new_sequence, tiny_model
 from outpace import LLM, Drafter, SamplingParams
 from outpace.drafters.base import DraftingContext
 from outpace.outputs import RequestOutput
+from outpace.types import Draft
 
 ROOT = DOCS.parent
 EXAMPLE = ROOT / "examples" / "toy_drafter.py"
