@@ -232,8 +232,9 @@ class Runner:
         """Give the row back; safe to call for a sequence that never had one."""
         placement = self._placements.pop(seq.seq_id, None)
         if placement is not None:
-            # What closes may be opened again for its text, and a tree is none.
-            self._keep_path(placement, seq.tokens)
+            if placement.tree is not None:
+                # What closes may be opened again for its text, and a tree is none.
+                self.cache.rollback(placement.row, placement.tree[0])
             self.cache.close(placement.row)
 
     def check_integrity(self) -> None:

@@ -197,16 +197,30 @@ def test_sequences_are_not_changed_and_nothing_is_kept(method: dict[str, Any]) -
     drafter.check_integrity()
 
 
-SAMPLING = [
-    SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True),
-    SamplingParams(temperature=0.7, top_k=5, max_tokens=3, ignore_eos=True),
-    SamplingParams(temperature=1.3, top_p=0.8, min_p=0.02, max_tokens=3, ignore_eos=True),
-]
+SAMPLING = {
+    "T1": SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True),
+    "T0.7-top_k": SamplingParams(temperature=0.7, top_k=5, max_tokens=3, ignore_eos=True),
+    "T1.3-top_p-min_p": SamplingParams(
+        temperature=1.3, top_p=0.8, min_p=0.02, max_tokens=3, ignore_eos=True
+    ),
+}
 NUM_REQUESTS = 1500
 
 
-@methods
-@pytest.mark.parametrize("params", SAMPLING, ids=["T1", "T0.7-top_k", "T1.3-top_p-min_p"])
+# Two of three for each variant are in the part that is not slow.
+LAW_CELLS = [
+    pytest.param(
+        method,
+        params,
+        id=f"{name_of(method)}-{name}",
+        marks=[pytest.mark.slow] if (row + column) % 3 == 2 else [],
+    )
+    for row, method in enumerate(variants())
+    for column, (name, params) in enumerate(SAMPLING.items())
+]
+
+
+@pytest.mark.parametrize(("method", "params"), LAW_CELLS)
 def test_sampled_law_is_the_targets(method: dict[str, Any], params: SamplingParams) -> None:
     with LLM(SMALL, speculative_config=config(method, 2, SMALL_CONFIGS), max_num_seqs=64) as llm:
         counts = pair_counts(llm, params, NUM_REQUESTS)
@@ -222,8 +236,8 @@ def test_the_law_test_has_teeth(draws: Any) -> None:
     for claimed in (None, claim):
         drafter = scripted(draws(q, claim=claimed))
         with LLM(SMALL, speculative_config={"method": drafter}, max_num_seqs=64) as llm:
-            counts = pair_counts(llm, SAMPLING[0], NUM_REQUESTS)
-        values.append(chi_square_p(counts, pair_law(SAMPLING[0])))
+            counts = pair_counts(llm, SAMPLING["T1"], NUM_REQUESTS)
+        values.append(chi_square_p(counts, pair_law(SAMPLING["T1"])))
     honest, dishonest = values
     assert honest > 1e-5
     assert dishonest < 1e-9

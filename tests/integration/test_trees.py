@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_cases import (
     PROMPT,
@@ -20,6 +21,7 @@ from engine_cases import (
 from scripted import always_wrong, in_a_tree, oracle, scripted
 
 from outpace import LLM, SamplingParams
+from outpace.errors import OptionError
 from outpace.outputs import RequestOutput
 from outpace.runner import Runner
 from outpace.types import Draft, Sequence
@@ -180,6 +182,88 @@ def test_a_tree_that_is_none_turns_the_drafter_off(answers: Any) -> None:
         (output,) = run(llm, params, [PROMPT])
     assert output.stats.num_drafter_errors == 1
     assert output.outputs[0].token_ids == answers[tuple(PROMPT)][:10]
+
+
+@pytest.mark.parametrize(
+    ("parents", "num_probes"),
+    [
+        ((-1.0, -1.0, 0.0), 0),
+        (np.array([-1, -1, 0.0]), 0),
+        ((-1, -0.5, 0.5), 0),
+        ((-1, "0", 0), 0),
+        ((-1, -1, 0), 1.0),
+        (None, 0.5),
+    ],
+)
+def test_places_that_are_no_numbers_turn_the_drafter_off_for_one_request(
+    parents: Any, num_probes: Any, answers: Any
+) -> None:
+    def propose(seq: Sequence, budget: int) -> Draft:
+        if seq.num_prompt == len(PROMPT):
+            return Draft((3, 4, 5), None, "odd", parents, num_probes)
+        return oracle(answers)(seq, budget)
+
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    with speculating(propose, 4) as llm:
+        odd, other = run(llm, params, [PROMPT, PROMPTS[1]])
+        (again,) = run(llm, params, [PROMPT])
+    assert ids_of([odd, other, again]) == [
+        answers[tuple(p)][:10] for p in (PROMPT, PROMPTS[1], PROMPT)
+    ]
+    assert (odd.stats.num_drafter_errors, other.stats.num_drafter_errors) == (1, 0)
+    assert other.stats.acceptance_length > 2
+
+
+def test_parents_may_be_a_list_or_an_array(answers: Any) -> None:
+    perfect = oracle(answers)
+
+    def propose(seq: Sequence, budget: int) -> Draft:
+        tokens = perfect(seq, budget - 1).token_ids
+        parents = np.array([-1, *range(-1, len(tokens) - 1)], np.int32)
+        return Draft((2, *tokens), parents=np.where(parents > -1, parents + 1, -1))  # type: ignore[arg-type]
+
+    with speculating(propose, 4) as llm:
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        (output,) = run(llm, params, [PROMPT])
+    assert output.outputs[0].token_ids == answers[tuple(PROMPT)][:12]
+    assert output.stats.num_steps == 3
+
+
+def test_drafts_do_not_crowd_out_prompts(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five requests that ask for more draft tokens than a step takes, and a prompt that comes
+    late: it is answered while they run."""
+    feed_in_chunks(32, monkeypatch)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    late = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    with speculating(always_wrong(answers, VOCAB), 100) as llm:
+        streams = [llm.stream({"prompt_token_ids": ids}, params) for ids in PROMPTS[:4]]
+        for stream in streams:
+            next(stream)
+        llm.generate({"prompt_token_ids": PROMPTS[4]}, late)
+        assert not all(stream.output.finished for stream in streams)
+        assert [s.drain().outputs[0].token_ids for s in streams] == expected(answers, 60)[:4]
+
+
+def test_a_conversation_may_be_salted() -> None:
+    messages = [{"role": "user", "content": "the same old question"}]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    with LLM(TARGET) as llm:
+        given = [
+            {"messages": messages, "cache_salt": "a"},
+            messages,
+            {"messages": messages, "cache_salt": "b"},
+            {"messages": messages},
+            {"messages": messages, "cache_salt": "a"},
+        ]
+        outputs = [llm.chat(conversation, params)[0] for conversation in given]
+        (streamed,) = [llm.stream(given[0], params).drain()]
+        with pytest.raises(OptionError, match="put it beside"):
+            llm.chat([{**messages[0], "cache_salt": "a"}], params)
+        with pytest.raises(OptionError, match="messages must be a list"):
+            llm.generate({"messages": "hello"}, params)
+    assert len({tuple(o.outputs[0].token_ids) for o in [*outputs, streamed]}) == 1
+    cached = [output.metrics.num_cached_tokens > 0 for output in outputs]
+    assert cached == [False, False, False, True, True]
 
 
 def test_salts_keep_cached_prompts_apart() -> None:

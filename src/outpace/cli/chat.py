@@ -80,6 +80,8 @@ def chat(system: str | None, **values: Any) -> int:
         conversation = Conversation(system)
         if is_terminal:
             click.echo(banner(llm), err=True)
+        if llm.lossy and not params.is_greedy:
+            click.echo(f"LOSSY: {llm.lossy} changes what the model says.", err=True)
         for line in _read_lines():
             if line.startswith("/"):
                 if not _run_command(line, conversation):

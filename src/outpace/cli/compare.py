@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -77,15 +78,21 @@ def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: i
             "--compare needs a drafter to compare with plain decoding, but the method is 'none'; "
             f"name another with --method, or leave it out for {DEFAULT_METHOD!r}"
         )
+    numbers = itertools.count()
+
+    def run(speculative: bool) -> Answer:
+        # A salt for each run, so that no drafter copies the answer of the run before.
+        salted = {**_as_mapping(prompt), "cache_salt": f"run {next(numbers)}"}
+        return run_request(llm, salted, params, speculative=speculative)
+
     for speculative in (False, True):
-        run_request(llm, prompt, params, speculative=speculative)
+        run(speculative)
     plain: list[Answer] = []
     drafted: list[Answer] = []
     for turn in range(repeats):
         # Each goes first in every other turn, so that a drift of the machine favours neither.
         for speculative in (False, True) if turn % 2 == 0 else (True, False):
-            answer = run_request(llm, prompt, params, speculative=speculative)
-            (drafted if speculative else plain).append(answer)
+            (drafted if speculative else plain).append(run(speculative))
     lossy = drafted[0].output.lossy
     comparable = params.is_greedy or (params.seed is not None and lossy is None)
     differences = [first_difference(plain[0].token_ids, a.token_ids) for a in plain + drafted]
@@ -103,6 +110,12 @@ def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: i
         acceptance_length=num_output / num_steps if num_steps else 0.0,
         lossy=lossy,
     )
+
+
+def _as_mapping(prompt: Prompt) -> dict[str, Any]:
+    if isinstance(prompt, dict):
+        return prompt
+    return {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
 
 
 def first_difference(left: list[int], right: list[int]) -> int | None:

@@ -24,6 +24,10 @@ MAX_LOOKUP = 16
 context, and what repeats over this many tokens is hardly ever ambiguous any more."""
 
 
+MAX_CONTINUATIONS = 16
+"""Most occurrences that may be copied: each costs time in every step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NgramOptions(DrafterOptions):
     """Options of prompt lookup.
@@ -48,6 +52,11 @@ class NgramOptions(DrafterOptions):
         check_whole_number("prompt_lookup_min", self.prompt_lookup_min, low=1)
         check_whole_number("prompt_lookup_max", self.prompt_lookup_max, low=1)
         check_whole_number("num_continuations", self.num_continuations, low=1)
+        if self.num_continuations > MAX_CONTINUATIONS:
+            raise OptionError(
+                f"num_continuations must be at most {MAX_CONTINUATIONS}, got "
+                f"{self.num_continuations}; older ones are hardly ever right"
+            )
         if self.prompt_lookup_max > MAX_LOOKUP:
             raise OptionError(
                 f"prompt_lookup_max must be at most {MAX_LOOKUP}, got {self.prompt_lookup_max}; "
@@ -166,6 +175,8 @@ class NgramDrafter(Drafter):
     def __init__(self, options: NgramOptions, context: DraftingContext) -> None:
         super().__init__(options, context)
         self._ngram = options
+        # Where no trees are taken the first continuation gets all that there is.
+        self._num_ends = options.num_continuations if context.runner.takes_trees else 1
         self._indexes: dict[int, NgramIndex] = {}
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
@@ -181,7 +192,7 @@ class NgramDrafter(Drafter):
                 options.prompt_lookup_min,
                 options.prompt_lookup_max,
                 earliest=options.occurrence == "earliest",
-                num_ends=options.num_continuations,
+                num_ends=self._num_ends,
             )
         limit = path_limit(seq, budget)
         copies = [copy_from(seq.tokens, start, limit) for start in index.find(seq.tokens)]

@@ -34,6 +34,9 @@ MAX_SHARED_ROWS = 16_384
 MAX_SALTS = 16
 """Most tables that outlive their requests."""
 
+MAX_NODES = 512
+"""Most nodes of the static tree: no step takes more."""
+
 NO_DRAFT = Draft()
 
 SLOTS_PER_TOKEN = 4
@@ -138,7 +141,8 @@ class RecyclingDrafter(Drafter):
         self._shared = options.shared_table
         is_tree = options.shape == "tree" and context.runner.takes_trees
         ranks = ACCEPTANCE_BY_RANK[: options.num_candidates if is_tree else 1]
-        self._slots = best_first(ranks, SLOTS_PER_TOKEN * options.num_speculative_tokens)
+        num_nodes = min(options.num_speculative_tokens, MAX_NODES)
+        self._slots = best_first(ranks, SLOTS_PER_TOKEN * num_nodes)
         self._memories: dict[int, _Memory] = {}
         self._tables_by_salt: OrderedDict[str, AdjacencyTable] = OrderedDict()
 
@@ -168,7 +172,9 @@ class RecyclingDrafter(Drafter):
         for seq, rows, verdict in zip(seqs, scores.rows, verdicts, strict=True):
             if rows.stop == rows.start:
                 continue
-            memory = self._memory(seq)
+            memory = self._memories.get(seq.seq_id)
+            if memory is None:
+                continue  # nobody asks for drafts of this one
             draft, memory.draft = memory.draft, NO_DRAFT
             root = seq.tokens[-1 - len(verdict.token_ids)]
             # A draft that was changed on its way is not the one whose scores came back.

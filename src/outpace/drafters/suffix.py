@@ -31,6 +31,10 @@ MAX_TREE_DEPTH = 128
 and what matches over 24 tokens is hardly more certain to go on than what matches over 16."""
 
 
+MAX_NUMBER = 1e6
+"""Largest factor or offset: far beyond any draft, and safely made a whole number."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SuffixOptions(DrafterOptions):
     """Options of suffix decoding. Keys that vLLM has mean the same as there; their defaults are
@@ -80,8 +84,9 @@ class SuffixOptions(DrafterOptions):
     def _check_between(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high or value == inf:
-            wanted = "a finite number of at least 0" if high == inf else "a number from 0 to 1"
+        most = min(high, MAX_NUMBER)
+        if not is_number or not low <= value <= most:
+            wanted = f"a number from {low} to {most:g}"
             raise OptionError(f"{name} must be {wanted}, got {value!r}")
 
     def longest_draft(self, match_len: int) -> int:

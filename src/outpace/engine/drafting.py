@@ -101,13 +101,17 @@ class GuardedDrafter:
 def _checked(draft: Draft, budget: int) -> Draft:
     if len(draft) > budget:
         raise ValueError(f"drafter proposed {len(draft)} tokens with a budget of {budget}")
-    # Ids may come as numpy or torch integers; anything else is not an id.
+    # Numbers may come as numpy or torch integers; anything else is not an id, nor a place.
     token_ids = tuple(operator.index(token) for token in draft.token_ids)
+    parents = draft.parents
+    if parents is not None:
+        parents = tuple(operator.index(parent) for parent in parents)
+    num_probes = operator.index(draft.num_probes)
     for position, token in enumerate(token_ids):
         q = draft.q_at(position)
         if q is not None:
             _check_claim(q, token)
-    return replace(draft, token_ids=token_ids)
+    return replace(draft, token_ids=token_ids, parents=parents, num_probes=num_probes)
 
 
 def _check_claim(q: object, token: int) -> None:

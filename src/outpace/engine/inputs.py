@@ -28,15 +28,23 @@ def to_prompts(given: object) -> list[Prompt]:
 
 def to_conversations(given: object) -> list[Prompt]:
     """The list of conversations that `LLM.chat` was given, whether one or several."""
+    if isinstance(given, Mapping) and "messages" in given:
+        return [given]
     if isinstance(given, List) and not isinstance(given, str):
+        if all(_is_conversation(one) for one in given):
+            return list(given)
         if all(isinstance(message, Mapping) for message in given):
             return [given]
-        if all(isinstance(one, List) and not isinstance(one, str) for one in given):
-            return list(given)
     raise OptionError(
         'a conversation is a list of messages like {"role": "user", "content": "..."}; chat takes '
         f"one or a list of several, got {given!r:.80}"
     )
+
+
+def _is_conversation(given: object) -> bool:
+    if isinstance(given, Mapping):
+        return "messages" in given
+    return isinstance(given, List) and not isinstance(given, str)
 
 
 def split_salt(prompt: Prompt) -> tuple[str, Prompt]:
@@ -49,18 +57,24 @@ def split_salt(prompt: Prompt) -> tuple[str, Prompt]:
     salt = prompt["cache_salt"]
     if not isinstance(salt, str) or not salt:
         raise OptionError(f"cache_salt must be a text that is not empty, got {salt!r:.80}")
-    return salt, {key: value for key, value in prompt.items() if key != "cache_salt"}
+    rest = {key: value for key, value in prompt.items() if key != "cache_salt"}
+    return salt, rest
 
 
 def to_token_ids(
     prompt: Prompt, tokenizer: Tokenizer, vocab_size: int
 ) -> tuple[str | None, list[int]]:
     """(text, ids) of a string, of `{"prompt": ...}` or `{"prompt_token_ids": [...]}`, or of a
-    conversation (a list of messages, put through the chat template). Text is None for bare ids.
+    conversation (a list of messages, or `{"messages": [...]}`, put through the chat template). Text
+    is None for bare ids.
 
     Raises OptionError for an empty prompt, ids outside the vocabulary, or anything else.
     """
     text: str | None = None
+    if isinstance(prompt, Mapping) and set(prompt) == {"messages"}:
+        prompt = prompt["messages"]
+        if not isinstance(prompt, List) or isinstance(prompt, str):
+            raise OptionError(f"messages must be a list of messages, got {prompt!r:.80}")
     if isinstance(prompt, str):
         text, ids = prompt, tokenizer.encode(prompt)
     elif isinstance(prompt, Mapping):
@@ -96,6 +110,11 @@ def _message(message: object) -> dict[str, Any]:
             'a conversation is a list of messages like {"role": "user", "content": "..."}, got '
             f'{type(message).__name__} among them; token ids go in {{"prompt_token_ids": [...]}}'
         )
+    if "cache_salt" in message:
+        raise OptionError(
+            "cache_salt stands in a message, where it would do nothing; put it beside them: "
+            '{"messages": [...], "cache_salt": "..."}'
+        )
     return dict(message)
 
 
@@ -104,7 +123,8 @@ def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[str 
         return prompt["prompt"], tokenizer.encode(prompt["prompt"])
     if set(prompt) != {"prompt_token_ids"}:
         raise OptionError(
-            'a prompt mapping is {"prompt": text} or {"prompt_token_ids": [ids]}, got keys '
+            'a prompt mapping is {"prompt": text}, {"prompt_token_ids": [ids]} or {"messages": '
+            '[...]}, each with a "cache_salt" or without, got keys '
             f"{sorted(map(str, prompt))}"
         )
     try:

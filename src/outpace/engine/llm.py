@@ -139,6 +139,11 @@ class LLM:
         return self._target.name
 
     @property
+    def lossy(self) -> str | None:
+        """The name of the rule that accepts draft tokens of sampled requests, if it is lossy."""
+        return self._lossy.name if self._lossy else None
+
+    @property
     def dtype(self) -> str:
         return self._target.dtype
 
@@ -185,12 +190,16 @@ class LLM:
 
     def chat(
         self,
-        messages: List[Message] | List[List[Message]],
+        messages: Mapping[str, Any] | List[Message] | List[List[Message]],
         sampling_params: SamplingParams | List[SamplingParams] | None = None,
         *,
         speculative: bool = True,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of several, using the model's chat template."""
+        """Answer a conversation, or each of several, using the model's chat template.
+
+        A conversation is a list of messages, or `{"messages": [...]}`, which may hold a
+        `cache_salt` as in `generate`.
+        """
         conversations = to_conversations(messages)
         return self._run(conversations, sampling_params, speculative)
 
@@ -292,7 +301,7 @@ class LLM:
             )
             for choice in range(params.n)
         ]
-        lossy = self._lossy.name if self._lossy and speculative and not params.is_greedy else None
+        lossy = self.lossy if speculative and not params.is_greedy else None
         return RequestGroup(str(requests[0].seq.seq_id), text, requests, lossy)
 
     def _answer(self, seq: Sequence, draft_limit: int) -> Request:

@@ -21,14 +21,21 @@ class ScheduledBatch:
     draft_budgets: list[int] = field(default_factory=list)
     score_prompt: list[bool] = field(default_factory=list)
 
+    def add(self, request: Request, feed: int, draft_budget: int) -> None:
+        self.requests.append(request)
+        self.max_feed.append(feed)
+        self.draft_budgets.append(draft_budget)
+        self.score_prompt.append(request.is_scoring_prompt)
+
 
 class Scheduler:
     """Owns every change of a request's status.
 
     A request waits until a cache row is free; rows were planned so that all of them fit in
-    memory at full length. Then it is "feed what is not cached": decoding requests come first,
-    what is left of `max_num_batched_tokens` goes to prompts, in chunks, first come first served,
-    so that a long prompt delays the others by one chunk at a time.
+    memory at full length. Then it is "feed what is not cached": decoding requests come first, with
+    their drafts, which take half of `max_num_batched_tokens` at most while prompts are due; what is
+    left goes to prompts, in chunks, first come first served, so that a long prompt delays the
+    others by one chunk at a time.
 
     Several answers to one prompt are requests of their own, and the prompt is fed for one of them:
     the others wait until the cache holds it, then take a copy.
@@ -56,19 +63,25 @@ class Scheduler:
         """Admit what fits, then share out the step's tokens. Empty only without work."""
         self._admit()
         batch = ScheduledBatch()
-        left = self._max_num_batched_tokens
-        pending = {r.seq.seq_id: self._num_pending(r) for r in self._running}
-        for request in sorted(self._running, key=lambda r: pending[r.seq.seq_id] > 1):
-            wanted = pending[request.seq.seq_id]
-            feed = wanted if wanted == 1 else min(wanted, left)
+        pending = [(request, self._num_pending(request)) for request in self._running]
+        decoding = [request for request, wanted in pending if wanted == 1]
+        prompts = [(request, wanted) for request, wanted in pending if wanted > 1]
+        left = self._max_num_batched_tokens - len(decoding)
+        # Drafts must not crowd out prompts, which would wait until others end.
+        for_drafts = left // 2 if prompts else left
+        for request in decoding:
+            budget = self._draft_budget(request, for_drafts)
+            batch.add(request, 1, budget)
+            for_drafts -= budget
+            left -= budget
+        for request, wanted in prompts:
+            feed = min(wanted, left)
             if feed <= 0:
-                continue
-            budget = self._draft_budget(request, left - feed) if feed == wanted else 0
-            batch.requests.append(request)
-            batch.max_feed.append(feed)
-            batch.draft_budgets.append(budget)
-            batch.score_prompt.append(request.is_scoring_prompt)
-            left -= feed + budget
+                break
+            left -= feed
+            budget = self._draft_budget(request, left) if feed == wanted else 0
+            batch.add(request, feed, budget)
+            left -= budget
         return batch
 
     def _draft_budget(self, request: Request, left: int) -> int:

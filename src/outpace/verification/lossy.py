@@ -23,13 +23,17 @@ from outpace.errors import OptionError
 from outpace.types import Draft
 from outpace.verification.chain import Rows, probability
 
+MAX_ALPHA = 1e9
+"""Largest delta: larger than exp(H) of any vocabulary, so that nothing more could be asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class TypicalAcceptance:
     """How improbable an accepted token may be. Raises OptionError for values that mean nothing.
 
     posterior_threshold: epsilon, in [0, 1]: a token above it is always accepted.
-    posterior_alpha: delta, at least 0: how far below it a token may lie where p is spread out.
+    posterior_alpha: delta, in [0, MAX_ALPHA]: how far below it a token may lie where p is
+        spread out.
     """
 
     name: ClassVar[str] = "typical acceptance"
@@ -38,12 +42,13 @@ class TypicalAcceptance:
     posterior_alpha: float = 0.3
 
     def __post_init__(self) -> None:
-        for name, highest in (("posterior_threshold", 1.0), ("posterior_alpha", math.inf)):
+        for name, highest in (("posterior_threshold", 1.0), ("posterior_alpha", MAX_ALPHA)):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 <= value <= highest or value == math.inf:
-                expected = "of at least 0" if highest == math.inf else f"from 0 to {highest:g}"
-                raise OptionError(f"{name} must be a number {expected}, got {value!r}")
+            if not is_number or not 0 <= value <= highest:
+                raise OptionError(
+                    f"{name} must be a number from 0 to {highest:g}, got {value!r:.40}"
+                )
 
 
 def typical_threshold(p_row: Float[np.ndarray, " V"], rule: TypicalAcceptance) -> float:

@@ -119,7 +119,9 @@ class FakeLLM:
     def __post_init__(self) -> None:
         self.tokenizer = ByteTokenizer()
         self.model_name = self.model
-        self.method = (self.speculative_config or {}).get("method", "none")
+        config = self.speculative_config or {}
+        self.method = config.get("method", "none")
+        self.lossy = "some rule" if config.get("acceptance_method") == "typical" else None
 
     def answer(self, prompt: str) -> str:
         return f"you said: {prompt}"
@@ -131,6 +133,8 @@ class FakeLLM:
         self, prompt: Any, params: SamplingParams, *, speculative: bool = True
     ) -> FakeStream:
         self.requests.append((prompt, params, speculative))
+        if isinstance(prompt, dict):
+            prompt = prompt.get("prompt", prompt.get("messages"))
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         if len(text) > MAX_PROMPT_LEN:
             raise ContextLengthError("the prompt is too long;\ngive a shorter one")

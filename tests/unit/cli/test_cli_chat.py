@@ -122,3 +122,11 @@ def test_the_banner_explains_colours_where_there_are_some(
 
 def test_no_colour_codes_in_a_pipe(run_cli: Run, llms: list) -> None:
     assert "\x1b" not in run_cli("chat", "--method", "ngram", stdin="hello\n")[1]
+
+
+@pytest.mark.parametrize(("temperature", "shown"), [("1", True), ("0", False)])
+def test_a_lossy_rule_is_named(run_cli: Run, llms: list, temperature: str, shown: bool) -> None:
+    config = '{"method": "ngram", "acceptance_method": "typical"}'
+    arguments = ("--speculative-config", config, "--temperature", temperature)
+    _, _, err = run_cli("chat", *arguments, stdin="hello\n")
+    assert ("LOSSY: some rule" in err) == shown

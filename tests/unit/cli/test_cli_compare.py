@@ -62,6 +62,16 @@ def test_sampling_is_compared_only_with_a_seed(
     assert ("not comparable" in run_cli(*args)[1]) == (expected is None)
 
 
+def test_no_run_may_copy_the_answer_of_another(run_cli: Run, llms: list) -> None:
+    """A drafter that remembers past outputs would have seen this very answer."""
+    run_cli("generate", "hello", "--compare", "--repeats", "2")
+    run_cli("generate", "hello", "--raw", "--compare", "--repeats", "2")
+    for llm, key in zip(llms, ("messages", "prompt"), strict=True):
+        prompts = [prompt for prompt, _, _ in llm.requests]
+        assert all(key in prompt for prompt in prompts)
+        assert len({prompt["cache_salt"] for prompt in prompts}) == len(prompts) == 6
+
+
 def test_an_answer_of_one_token_has_no_speed(run_cli: Run, llms: list) -> None:
     args = ("generate", "hello", "--compare", "--max-tokens", "1")
     values = json.loads(run_cli(*args, "--json")[1])

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from table_model import context
 
 from outpace import SamplingParams
-from outpace.drafters.base import DraftingContext
-from outpace.drafters.ngram import MAX_LOOKUP, NgramDrafter, NgramIndex, NgramOptions, tree_of
+from outpace.drafters.ngram import (
+    MAX_CONTINUATIONS,
+    MAX_LOOKUP,
+    NgramDrafter,
+    NgramIndex,
+    NgramOptions,
+    tree_of,
+)
 from outpace.errors import OptionError
 from outpace.types import Draft, Sequence
 
@@ -73,12 +80,17 @@ def test_golden_vectors(vector: dict[str, Any], occurrence: str) -> None:
     assert proposed.is_chain
 
 
-def draft(tokens: list[int], budget: int, max_len: int | None = None, **options: Any) -> Draft:
-    context: Any = DraftingContext(  # it uses nothing of the target
-        target=None, max_num_seqs=1, max_model_len=1000, rng=None, runner=None
-    )
+def draft(
+    tokens: list[int],
+    budget: int,
+    max_len: int | None = None,
+    *,
+    takes_trees: bool = True,
+    **options: Any,
+) -> Draft:
     seq = Sequence(0, list(tokens), len(tokens), SamplingParams(), max_len=max_len)
-    (proposed,) = NgramDrafter(NgramOptions(**options), context).propose([seq], [budget])
+    drafter = NgramDrafter(NgramOptions(**options), context(takes_trees=takes_trees))
+    (proposed,) = drafter.propose([seq], [budget])
     return proposed
 
 
@@ -130,6 +142,18 @@ def test_the_shortest_lookup_is_not_longer_than_the_longest() -> None:
         NgramOptions(prompt_lookup_min=4)
 
 
-def test_there_is_at_least_one_continuation() -> None:
+def test_continuations_have_limits() -> None:
     with pytest.raises(OptionError, match="num_continuations must be a whole number of at least 1"):
         NgramOptions(num_continuations=0)
+    with pytest.raises(OptionError, match=f"num_continuations must be at most {MAX_CONTINUATIONS}"):
+        NgramOptions(num_continuations=MAX_CONTINUATIONS + 1)
+
+
+def test_without_trees_one_continuation_gets_all_nodes() -> None:
+    tokens = [1, 2, 3, 4, 1, 5, 6, 7, 1]
+    drafts = {
+        takes_trees: draft(tokens, 4, takes_trees=takes_trees, num_continuations=2)
+        for takes_trees in (True, False)
+    }
+    assert drafts[False] == Draft((5, 6, 7, 1), origin="ngram")
+    assert not drafts[True].is_chain

@@ -8,7 +8,9 @@ import pytest
 from table_model import context, observed, sequence, step
 
 from outpace.drafters.recycling import (
+    MAX_NODES,
     MAX_SALTS,
+    SLOTS_PER_TOKEN,
     AdjacencyTable,
     RecyclingDrafter,
     RecyclingOptions,
@@ -47,8 +49,22 @@ def test_every_fed_token_is_learned_accepted_or_not() -> None:
 
 def test_a_step_without_a_draft_learns_the_newest_token() -> None:
     drafting, seq = drafter(), sequence([5])
+    drafting.propose([seq], [0])
     observed(drafting, [seq], [Draft()], following, VOCAB)
     assert rows_of(drafting, seq) == {5: following(5)}
+
+
+def test_nothing_is_learned_of_a_sequence_that_nobody_asks_about() -> None:
+    """It costs plain requests nothing, and leaves no trace of them in a shared table."""
+    drafting, seq = drafter(shared_table=True), sequence([5, 9, 5])
+    observed(drafting, [seq], [Draft()], following, VOCAB)
+    drafting.check_integrity()
+    (draft,) = drafting.propose([sequence([9])], [4])
+    assert not draft.token_ids
+
+
+def test_a_tree_larger_than_any_step_is_not_made() -> None:
+    assert len(drafter(num_speculative_tokens=10**9)._slots) <= SLOTS_PER_TOKEN * MAX_NODES
 
 
 def test_nothing_is_learned_from_a_draft_that_was_changed_on_its_way() -> None:
@@ -117,6 +133,7 @@ def test_a_text_that_returns_is_drafted_right() -> None:
 
 def test_nodes_without_a_row_leave_their_room_to_others() -> None:
     drafting, seq = drafter(), sequence([5])
+    drafting.propose([seq], [0])
     observed(drafting, [seq], [Draft()], lambda token: [5, 1, 2, 3, 4, 6, 7, 8], VOCAB)
     (draft,) = drafting.propose([seq], [6])
     # Only 5 has a row: all else hangs below a 5, and still six nodes were found.

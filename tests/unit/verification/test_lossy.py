@@ -47,6 +47,7 @@ def test_zeros_do_not_enter_the_entropy() -> None:
         {"posterior_threshold": True},
         {"posterior_alpha": -1},
         {"posterior_alpha": math.inf},
+        {"posterior_alpha": 10**400},
         {"posterior_alpha": "0.3"},
     ],
 )
