@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# `make demo`: an answer, then the same comparison where prompt lookup helps and where it does not.
+# `make demo`: an answer, then the same comparison where copying helps and where it does not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 outpace=.venv/bin/outpace
 
-paragraph='The harbour of Lindvik lies at the end of a narrow fjord. Every morning at six the
-ferry leaves for the islands with the mail, fresh bread and a handful of passengers. In winter
-the water close to the quay freezes, and the crew breaks the ice with long wooden poles before
-the engine is started. The ferry returns at noon, and the children of Lindvik run down to the
-quay to see who has come home.'
+instructions='1. Open the valve on the left side of the tank.
+2. Wait until the gauge on the left side of the tank shows zero.
+3. Close the valve on the left side of the tank.
+4. Open the valve on the right side of the tank.
+5. Wait until the gauge on the right side of the tank shows zero.
+6. Close the valve on the right side of the tank.'
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -19,15 +20,15 @@ say '2. Answer a question'
 "$outpace" generate 'Explain in two sentences why the sky is blue.' --max-tokens 80
 
 say '3. Plain against speculative decoding, where the answer repeats its prompt'
-echo 'Task: repeat a paragraph. Lookup can copy most of the answer.'
-"$outpace" generate --compare --method ngram --num-speculative-tokens 3 --max-tokens 120 \
-  "Repeat the following text word for word.
+echo 'Task: repeat instructions. What followed the last few words before can be copied.'
+"$outpace" generate --compare --method suffix --num-speculative-tokens 3 --max-tokens 120 \
+  "Repeat the following list exactly.
 
-$paragraph"
+$instructions"
 
 say '4. The same comparison, where the answer is new text'
-echo 'Task: an open question. There is little to copy, so lookup has little to offer.'
-"$outpace" generate --compare --method ngram --num-speculative-tokens 3 --max-tokens 120 \
+echo 'Task: an open question. There is little to copy, so there is little to gain.'
+"$outpace" generate --compare --method suffix --num-speculative-tokens 3 --max-tokens 120 \
   'What makes a good friend? Answer in a few sentences of your own.'
 
 say 'What this shows'

@@ -26,7 +26,8 @@ class SpeculationStats:
     num_accepted_tokens: those of them that were emitted. drafted_per_position and
     accepted_per_position: the same two by position in the draft, of a tree by depth.
     reached_per_position: drafts that went on at the position after all accepted before it.
-    num_output_tokens: all emitted tokens. num_probe_tokens: draft tokens that were only evaluated.
+    num_output_tokens: all emitted tokens. num_probe_tokens: probes, nodes that were only evaluated;
+    not among the draft tokens.
     num_drafter_errors: times the drafter failed (the request then goes on plain).
     """
 

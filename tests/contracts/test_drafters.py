@@ -66,7 +66,10 @@ def config(
     """The configuration of a variant that drafts up to `k` tokens a step."""
     name = method["method"]
     size = k + NUM_PROBES.get(name, 0)
-    return {**method, "num_speculative_tokens": size, **configs.get(name, {})}
+    values = {**method, "num_speculative_tokens": size, **configs.get(name, {})}
+    if "num_branches" in values:
+        values["num_branches"] = min(values["num_branches"], k)
+    return values
 
 
 def generate(llm: LLM, params: SamplingParams, prompts: List[List[int]] = PROMPTS) -> list[Any]:

@@ -95,6 +95,11 @@ def test_refusals(extra: dict[str, Any], message: str) -> None:
         LLM(SMALL, speculative_config=config(**extra))
 
 
+def test_where_nothing_is_drafted_nothing_is_lossy() -> None:
+    with pytest.raises(OptionError, match="nothing is drafted"):
+        LLM(SMALL, speculative_config={"method": "none", "acceptance_method": "typical"})
+
+
 @pytest.mark.parametrize("salt", ["", 3, None])
 def test_a_salt_that_keeps_nothing_apart_is_refused(salt: Any) -> None:
     with LLM(SMALL) as llm, pytest.raises(OptionError, match="cache_salt must be a text"):

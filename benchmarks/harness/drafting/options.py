@@ -78,7 +78,11 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
         default="native,torch",
         help="what computes the model; every combination with a dtype that exists is measured",
     )
-    add("--threads", type=as_count, help="of both (without it: each one's own choice)")
+    add(
+        "--threads",
+        type=as_count,
+        help="of the native step and of torch (without it: each one's own choice)",
+    )
     add(
         "--methods",
         type=as_list_of(str),
@@ -110,7 +114,7 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
     add("--per-column", type=as_count, default=4, help="questions of every category")
     add("--max-prompt-tokens", type=as_count, default=1700, help="longer ones are left out")
     add("--max-tokens", type=as_count, default=128, help="most output tokens of a run")
-    add("--decodings", type=as_list_of(str), default=",".join(DECODINGS), help="of them")
+    add("--decodings", type=as_list_of(str), default=",".join(DECODINGS), help="greedy, sampled")
     add(
         "--warm-up-prompts",
         type=int,

@@ -28,6 +28,7 @@ METHOD_FLAGS = {
     "method": "--method",
     "num_speculative_tokens": "--num-speculative-tokens",
     "model": "--speculative-model",
+    "acceptance_method": "--acceptance-method",
 }
 
 Decorator = Callable[[Any], Any]
@@ -61,7 +62,17 @@ def engine_options(function: Any) -> Any:
             metavar=f"[{'|'.join(available_methods())}]",
             help="How tokens are drafted.",
         ),
-        click.option("--num-speculative-tokens", type=int, help="Most draft tokens per step."),
+        click.option(
+            "--num-speculative-tokens",
+            type=int,
+            help="Most draft tokens per step, of a tree all its nodes.  "
+            f"[{_defaults_of('num_speculative_tokens')}]",
+        ),
+        click.option(
+            "--acceptance-method",
+            type=click.Choice(["exact", "typical"]),
+            help="How draft tokens are accepted; typical is NOT lossless.  [default: exact]",
+        ),
         click.option(
             "--speculative-model",
             metavar="NAME",
@@ -208,20 +219,17 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _drafter_fields() -> dict[str, tuple[Any, str, list[str]]]:
-    """Option name -> (type, help, methods that have it), over all drafters."""
+def _drafter_fields() -> dict[str, tuple[Any, str]]:
+    """Option name -> (type, help), over all drafters."""
     from outpace.drafters import available_methods, options_of
 
-    found: dict[str, tuple[Any, str, list[str]]] = {}
+    found: dict[str, tuple[Any, str]] = {}
     for method in available_methods():
         hints = get_type_hints(options_of(method))
         for field in dataclasses.fields(options_of(method)):
             if field.name in METHOD_FLAGS:
                 continue
-            entry = found.setdefault(
-                field.name, (hints[field.name], field.metadata.get("help", ""), [])
-            )
-            entry[2].append(method)
+            found.setdefault(field.name, (hints[field.name], field.metadata.get("help", "")))
     return found
 
 
@@ -250,9 +258,22 @@ def _drafter_flags() -> dict[str, str]:
 def _drafter_options() -> list[Decorator]:
     flags = _drafter_flags()
     return [
-        option_of(_dest(flags[name]), flags[name], hint, f"{text}.  [{', '.join(methods)}]")("")
-        for name, (hint, text, methods) in _drafter_fields().items()
+        option_of(_dest(flags[name]), flags[name], hint, f"{text}.  [{_defaults_of(name)}]")("")
+        for name, (hint, text) in _drafter_fields().items()
     ]
+
+
+def _defaults_of(name: str) -> str:
+    """Which methods have an option, each with its default where there is one."""
+    from outpace.drafters import available_methods, options_of
+
+    found = []
+    for method in available_methods():
+        for field in dataclasses.fields(options_of(method)):
+            if field.name == name and method != "none":
+                has_default = field.default not in (None, dataclasses.MISSING)
+                found.append(f"{method}: {field.default}" if has_default else method)
+    return ", ".join(found)
 
 
 def option_of(name: str, flag: str, hint: Any, help_text: str) -> Callable[[object], Decorator]:

@@ -37,12 +37,13 @@ class GuardedDrafter:
             return drafts
         try:
             proposed = self._ask([requests[i] for i in asked], [budgets[i] for i in asked])
-            for i, draft in zip(asked, proposed, strict=True):
-                drafts[i] = draft
         except Exception:
+            proposed = None
+        if proposed is None:
             # One by one, to find out which request the drafter cannot serve.
-            for i in asked:
-                drafts[i] = self._ask_about_one(requests[i], budgets[i])
+            proposed = [self._ask_about_one(requests[i], budgets[i]) for i in asked]
+        for i, draft in zip(asked, proposed, strict=True):
+            drafts[i] = draft
         return drafts
 
     def observe(self, requests: List[Request], scores: Scores, verdicts: List[Verdict]) -> None:
@@ -93,7 +94,8 @@ class GuardedDrafter:
 
     def _turn_off(self, request: Request, error: Exception) -> None:
         if request.draft_limit:
-            logger.error("drafter failed; the request goes on plain", exc_info=error)
+            name = type(self._drafter).__name__
+            logger.error("drafter %s failed; the request goes on plain", name, exc_info=error)
         request.draft_limit = 0
         request.stats.num_drafter_errors += 1
 

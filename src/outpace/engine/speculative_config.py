@@ -75,6 +75,8 @@ def parse_speculative_config(
         raise OptionError(
             f"speculation is configured without a `method` or a draft `model`, got {given!r:.80}"
         )
+    if lossy is not None and method == "none":
+        raise OptionError("acceptance_method='typical' with method 'none': nothing is drafted")
     drafter = drafter_class(method)
     name = method if isinstance(method, str) else drafter.method_name()
     return SpeculativeConfig(name, drafter, make_options(drafter, values), lossy)

@@ -132,7 +132,7 @@ def test_drafts_begin_once_the_prompt_is_fed() -> None:
 def test_nothing_is_drafted_past_the_capacity() -> None:
     model = target("torch")
     context = context_of(model, num_tokens=256)
-    drafter = EarlyExitDrafter(EarlyExitOptions(num_branches=2), context)
+    drafter = EarlyExitDrafter(EarlyExitOptions(num_branches=2, num_speculative_tokens=2), context)
     params = SamplingParams(temperature=0)
     lengths = [250, 253, 255, 256]
     seqs = [Sequence(i, some_tokens(n, i, 90), n, params) for i, n in enumerate(lengths)]

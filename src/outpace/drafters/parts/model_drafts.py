@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from outpace.drafters.base import DrafterOptions, check_whole_number, path_limit
+from outpace.errors import OptionError
 from outpace.types import Draft, Scores, Sequence
 
 if TYPE_CHECKING:
@@ -25,12 +26,20 @@ class ModelDraftOptions(DrafterOptions):
 
     num_branches: int = field(
         default=1,
-        metadata={"help": "alternatives of the first draft token, each continued as a chain"},
+        metadata={
+            "help": "alternatives of the first draft token, each continued as a chain; with more "
+            "than one, every level feeds the tree anew"
+        },
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole_number("num_branches", self.num_branches, low=1)
+        if 1 < self.num_branches > self.num_speculative_tokens:
+            raise OptionError(
+                f"num_branches={self.num_branches} takes a draft token for each branch, but "
+                f"num_speculative_tokens is {self.num_speculative_tokens}; raise it"
+            )
 
 
 class DraftRunner(Protocol):
