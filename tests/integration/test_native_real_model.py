@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,9 +39,11 @@ def token_ids(default_model: Callable[..., LoadedModel], prompts: list[Prompt]) 
     return [tokenizer.encode(text)[:120] for text in [*texts, "one two three " * 12]]
 
 
-def answers(llm: LLM, token_ids: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+def answers(
+    llm: LLM, token_ids: list[list[int]], params: SamplingParams = GREEDY
+) -> list[tuple[list[int], list[float]]]:
     """Ids and the log-probability of each, to the last bit."""
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in token_ids], GREEDY)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in token_ids], params)
     found = []
     for output in outputs:
         (answer,) = output.outputs
@@ -75,6 +78,38 @@ def test_every_drafter_gives_the_bits_of_plain_decoding(
                 model, speculative_config=config, max_num_seqs=batch, max_model_len=256
             ) as llm:
                 assert answers(llm, token_ids) == expected, (config, batch)
+
+
+UNTRAINED: list[dict[str, Any]] = [
+    {"method": "suffix", "shape": "chain"},
+    {"method": "suffix", "shape": "tree", "suffix_decoding_min_token_prob": 0.02},
+    {"method": "ngram", "num_continuations": 3, "num_speculative_tokens": 8},
+    {"method": "recycling", "shape": "chain", "num_speculative_tokens": 4},
+    {"method": "recycling", "shape": "tree", "num_speculative_tokens": 12},
+    {"method": "lookahead", "shape": "chain"},
+    {"method": "lookahead", "shape": "tree", "num_speculative_tokens": 12},
+    {"method": "early_exit"},
+    {"method": "early_exit", "num_branches": 2, "num_speculative_tokens": 3},
+]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_chains_and_trees_give_the_bits_of_plain_decoding(
+    default_model: Callable[..., LoadedModel],
+    token_ids: list[list[int]],
+    seed: int | None,
+    batch: int,
+) -> None:
+    """Greedy and seeded, for every method that needs no second model."""
+    model, params = default_model("auto", "native"), GREEDY
+    if seed is not None:
+        params = replace(GREEDY, temperature=0.8, seed=seed, top_p=0.9)
+    with LLM(model, max_num_seqs=1, max_model_len=256) as llm:
+        expected = answers(llm, token_ids, params)
+    for config in UNTRAINED:
+        with LLM(model, speculative_config=config, max_num_seqs=batch, max_model_len=256) as llm:
+            assert answers(llm, token_ids, params) == expected, config
 
 
 @pytest.mark.slow
