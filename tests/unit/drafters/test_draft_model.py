@@ -234,6 +234,10 @@ def test_a_cache_without_trees_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert make(draft=tiny_model()).options.num_branches == 1
 
 
+NUM_REQUESTS = 4000
+"""With 1,500 chance let the liar pass now and then."""
+
+
 class Liar(DraftModelDrafter):
     """Says of every sibling that it was drawn from what the first was."""
 
@@ -260,7 +264,7 @@ def test_the_law_with_sampled_siblings_is_the_targets() -> None:
             "num_branches": 3,
         }
         with LLM(SMALL, speculative_config=config, max_num_seqs=64) as llm:
-            counts = pair_counts(llm, params, 1500)
+            counts = pair_counts(llm, params, NUM_REQUESTS)
         values.append(chi_square_p(counts, pair_law(params)))
     honest, dishonest = values
     assert honest > 1e-5
