@@ -9,11 +9,9 @@ rows costs. See README.md beside this script for how to read the tables.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
-from dataclasses import asdict
 
 import torch
 from harness.drafting.methods import (
@@ -34,7 +32,7 @@ from harness.methods import OutpaceMethod, answer
 from harness.passes import measure_passes
 from harness.progress import BenchProgress
 from harness.prompts import BenchPrompt, Question, default_files, pick_questions
-from harness.running import REFUSED, as_plain, run_to_the_end
+from harness.running import REFUSED, run_to_the_end, write_json
 from harness.tables import show_header
 from rich.console import Console
 
@@ -247,13 +245,7 @@ def main() -> int:
     show_summary(summary, PLAIN, console)
     show_end(results, console)
     if options.json is not None:
-        document = {
-            "header": header,
-            "options": asdict(options),
-            "results": asdict(results),
-            "summary": summary,
-        }
-        options.json.write_text(json.dumps(document, default=as_plain), encoding="utf-8")
+        write_json(options.json, header, options, results, summary)
     return status
 
 

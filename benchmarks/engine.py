@@ -9,12 +9,11 @@ beside this script for how to read the tables.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from harness.peers import transformers_methods
 from harness.progress import BenchProgress
 from harness.prompts import BenchPrompt, default_file, pick_prompts
 from harness.results import Overhead, Results, Run
-from harness.running import REFUSED, as_plain, run_to_the_end
+from harness.running import REFUSED, run_to_the_end, write_json
 from harness.tables import show_header, show_summary, summarise
 from rich.console import Console
 
@@ -271,13 +270,7 @@ def main() -> int:
     show_summary(summary, console)
     _show_end(results, console)
     if options.json is not None:
-        document = {
-            "header": header,
-            "options": asdict(options),
-            "results": asdict(results),
-            "summary": summary,
-        }
-        options.json.write_text(json.dumps(document, default=as_plain), encoding="utf-8")
+        write_json(options.json, header, options, results, summary)
     return status
 
 

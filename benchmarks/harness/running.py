@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from outpace.errors import OutpaceError
@@ -47,6 +49,17 @@ def run_to_the_end(work: Callable[[], None], results: Measured) -> int:
         status = 1
     results.elapsed_s = time.perf_counter() - started
     return status
+
+
+def write_json(path: Path, header: Any, options: Any, results: Any, summary: Any) -> None:
+    """Write everything that was measured, with where and how, as one JSON document."""
+    document = {
+        "header": header,
+        "options": asdict(options),
+        "results": asdict(results),
+        "summary": summary,
+    }
+    path.write_text(json.dumps(document, default=as_plain), encoding="utf-8")
 
 
 def as_plain(value: Any) -> Any:

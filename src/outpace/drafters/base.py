@@ -37,6 +37,18 @@ def check_whole_number(name: str, value: object, *, low: int) -> None:
         raise OptionError(f"{name} must be a whole number of at least {low}, got {value!r}")
 
 
+def check_shape(value: object) -> None:
+    """Raise OptionError unless `value` is a shape that drafts may have."""
+    if value not in ("chain", "tree"):
+        raise OptionError(f"shape must be 'chain' or 'tree', got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise OptionError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be true or false, got {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class DraftingContext:
     """What a drafter may use when it is built.

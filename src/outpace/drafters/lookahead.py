@@ -16,10 +16,13 @@ from outpace.drafters.base import (
     Drafter,
     DrafterOptions,
     DraftingContext,
+    check_flag,
+    check_shape,
     check_whole_number,
     path_limit,
 )
 from outpace.drafters.parts.jacobi_window import JacobiWindow, Ngram, NgramPool
+from outpace.drafters.parts.token_tree import TokenTree
 from outpace.errors import ModelError, OptionError
 from outpace.types import Draft, Scores, Sequence, Verdict
 
@@ -55,10 +58,8 @@ class LookaheadOptions(DrafterOptions):
         super().__post_init__()
         check_whole_number("ngram_size", self.ngram_size, low=2)
         check_whole_number("guess_set_size", self.guess_set_size, low=1)
-        if self.shape not in ("chain", "tree"):
-            raise OptionError(f"shape must be 'chain' or 'tree', got {self.shape!r}")
-        if not isinstance(self.pool_from_text, bool):
-            raise OptionError(f"pool_from_text must be true or false, got {self.pool_from_text!r}")
+        check_shape(self.shape)
+        check_flag("pool_from_text", self.pool_from_text)
         if not (self.pool_from_text or self.num_columns) and self.num_speculative_tokens:
             raise OptionError(
                 "without a window and without the n-grams of the text lookahead has nothing to "
@@ -196,18 +197,7 @@ def merged(guesses: List[Ngram], max_nodes: int, max_depth: int) -> tuple[list[i
 
     No more than `max_nodes` nodes, the first runs first, and none deeper than `max_depth`.
     """
-    token_ids: list[int] = []
-    parents: list[int] = []
-    nodes: dict[tuple[int, int], int] = {}
+    tree = TokenTree()
     for guess in guesses:
-        node = -1
-        for token in guess[:max_depth]:
-            known = nodes.get((node, token))
-            if known is None:
-                if len(token_ids) == max_nodes:
-                    return token_ids, parents
-                known = nodes[node, token] = len(token_ids)
-                token_ids.append(token)
-                parents.append(node)
-            node = known
-    return token_ids, parents
+        tree.add(guess[:max_depth], max_nodes)
+    return tree.token_ids, tree.parents

@@ -16,6 +16,7 @@ from outpace.drafters.base import (
     check_whole_number,
     path_limit,
 )
+from outpace.drafters.parts.token_tree import TokenTree
 from outpace.errors import OptionError
 from outpace.types import Draft, Sequence
 
@@ -148,23 +149,12 @@ def tree_of(
     """(tokens, parents) of a tree of at most `num_nodes`: of each continuation a beginning, what
     they share once. The first one gets half of the nodes, each next one half of those left, the
     last one the rest."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    nodes: dict[tuple[int, int], int] = {}
+    tree = TokenTree()
     for number, continuation in enumerate(continuations, 1):
-        left = num_nodes - len(tokens)
-        end = len(tokens) + (left if number == len(continuations) else (left + 1) // 2)
-        at = -1
-        for token in continuation:
-            node = nodes.get((at, token))
-            if node is None:
-                if len(tokens) == end:
-                    break
-                node = nodes[at, token] = len(tokens)
-                tokens.append(token)
-                parents.append(at)
-            at = node
-    return tuple(tokens), tuple(parents)
+        size = len(tree.token_ids)
+        left = num_nodes - size
+        tree.add(continuation, size + (left if number == len(continuations) else (left + 1) // 2))
+    return tuple(tree.token_ids), tuple(tree.parents)
 
 
 class NgramDrafter(Drafter):

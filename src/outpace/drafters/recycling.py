@@ -16,6 +16,8 @@ from outpace.drafters.base import (
     Drafter,
     DrafterOptions,
     DraftingContext,
+    check_flag,
+    check_shape,
     check_whole_number,
     path_limit,
 )
@@ -72,10 +74,8 @@ class RecyclingOptions(DrafterOptions):
                 f"num_candidates must be at most {len(ACCEPTANCE_BY_RANK)}, got "
                 f"{self.num_candidates}; less likely tokens are hardly ever accepted"
             )
-        if self.shape not in ("chain", "tree"):
-            raise OptionError(f"shape must be 'chain' or 'tree', got {self.shape!r}")
-        if not isinstance(self.shared_table, bool):
-            raise OptionError(f"shared_table must be true or false, got {self.shared_table!r}")
+        check_shape(self.shape)
+        check_flag("shared_table", self.shared_table)
 
 
 class AdjacencyTable:

@@ -17,6 +17,7 @@ from outpace.drafters.base import (
     Drafter,
     DrafterOptions,
     DraftingContext,
+    check_shape,
     check_whole_number,
     path_limit,
 )
@@ -68,8 +69,7 @@ class SuffixOptions(DrafterOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shape not in ("chain", "tree"):
-            raise OptionError(f"shape must be 'chain' or 'tree', got {self.shape!r}")
+        check_shape(self.shape)
         depth = self.suffix_decoding_max_tree_depth
         check_whole_number("suffix_decoding_max_tree_depth", depth, low=1)
         if depth > MAX_TREE_DEPTH:

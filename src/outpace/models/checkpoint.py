@@ -100,7 +100,7 @@ class Checkpoint(ABC):
 
         Not to be written to: it may be the mapped file. Only where `has_blocks` says so.
         """
-        raise NotImplementedError
+        raise AssertionError(f"{name} is not stored in blocks: ask has_blocks first")
 
     @cached_property
     def _last_parts(self) -> dict[str, str]:
