@@ -41,7 +41,7 @@ LIBRARY = "_outpace_native.so"
 REASON = "_outpace_native.txt"
 
 COMMON_SOURCES = (
-    *("api.cpp", "cache.cpp", "machine.cpp", "model.cpp"),
+    *("api.cpp", "cache.cpp", "draft.cpp", "machine.cpp", "model.cpp"),
     *("pack.cpp", "plan.cpp", "pool.cpp", "scratch.cpp"),
 )
 PATH_SOURCES = ("linear.cpp", "step.cpp")  # the slowest to compile first

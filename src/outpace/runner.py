@@ -7,7 +7,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 from outpace.cache import CacheRows, CopyableRows, common_prefix_len
-from outpace.early_exit import EarlyExitRunner
+from outpace.early_exit import EarlyExitRunner, TrainedExit
 from outpace.models.attention import Segment, parents_after
 from outpace.models.base import CausalModel, EarlyExit, GreedyDrafting
 from outpace.models.decoder import Batch
@@ -75,6 +75,12 @@ class Runner:
         row = self.cache.fork(placement.row, shared)
         self._placements[seq.seq_id] = _Placement(row, shared)
         return shared
+
+    def rewind(self, seq: Sequence, length: int) -> None:
+        """Forget all but the first `length` of the tokens that `seq`'s row was opened with."""
+        placement = self._placements[seq.seq_id]
+        placement.settled = min(placement.settled, length)
+        self.cache.rollback(placement.row, length)
 
     def is_open(self, seq: Sequence) -> bool:
         return seq.seq_id in self._placements
@@ -147,8 +153,9 @@ class Runner:
         score_rows = [slice(0)] * len(seqs)
         prompt_rows = [slice(0)] * len(seqs)
         fed = [slice(0)] * len(seqs)
+        starts = [self.cache.length(row) for row in rows]
         for i in order:
-            start = self.cache.length(rows[i])
+            start = starts[i]
             self.cache.append(rows[i], feeds[i])
             fed[i] = slice(len(token_ids), len(token_ids) + len(feeds[i]))
             token_ids.extend(feeds[i])
@@ -169,7 +176,7 @@ class Runner:
             for seq in seqs:
                 self._placements[seq.seq_id].tree = None
             raise
-        return Scores(logits, score_rows, fed, hidden, prompt_rows)
+        return Scores(logits, score_rows, fed, hidden, prompt_rows, starts)
 
     @property
     def can_draft(self) -> bool:
@@ -188,13 +195,14 @@ class Runner:
             self.cache.append(row, [*tokens, *chosen[:-1]])
         return drafted
 
-    def early_exit(self, num_layers: int) -> EarlyExitRunner:
+    def early_exit(self, num_layers: int, trained: TrainedExit | None = None) -> EarlyExitRunner:
         """The first layers of the model, with its final norm and head, over this cache.
 
         num_layers: one of the model's `exit_layers`. Only for a model that is `EarlyExit`.
+        trained: what follows the layers instead of the model's final norm and head.
         """
         assert isinstance(self.model, EarlyExit), "this model runs all its layers or none"
-        return EarlyExitRunner(self.model, self.cache, num_layers, self._row_of)
+        return EarlyExitRunner(self.model, self.cache, num_layers, self._row_of, trained)
 
     def _row_of(self, seq: Sequence) -> int | None:
         placement = self._placements.get(seq.seq_id)

@@ -232,6 +232,8 @@ class Scores:
     hidden: for each captured layer, the residual stream after it for every *fed* token, [N, H].
         Valid until the next pass.
     fed: for each sequence its slice of the N fed tokens.
+    starts: for each sequence the position of the first of its fed tokens; what the cache held
+        before is not fed.
     prompt_rows: for each sequence whose prompt is scored the slice of `logits` with one row after
         each fed token, the last of which are those of `rows`; empty for the others.
     """
@@ -241,6 +243,7 @@ class Scores:
     fed: list[slice]
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     prompt_rows: list[slice] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
     @property
     def logits(self) -> torch.Tensor:

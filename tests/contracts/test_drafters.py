@@ -6,13 +6,17 @@ A new drafter is tested by standing there. One that cannot be built from default
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_head import FakeHead, head_config
+from heads import random_medusa
 from laws import SMALL, SMALL_DRAFT, SMALL_VOCAB, chi_square_p, pair_counts, pair_law
 from scripted import sampled, scripted, siblings
 from tiny import new_runner, tiny_model
@@ -32,8 +36,38 @@ PROMPTS = [
     list(range(2, 60)),
     [11, 12, 13, 11, 12, 13, 11],
 ]
-CONFIGS: dict[str, dict[str, Any]] = {"draft_model": {"model": tiny_model(seed=2, num_layers=1)}}
-SMALL_CONFIGS: dict[str, dict[str, Any]] = {"draft_model": {"model": SMALL_DRAFT}}
+
+
+def fake_head(method: str, vocab_size: int, draft_vocab_size: int, **options: Any) -> FakeHead:
+    """A head over the target's two layers that drafts most of its tokens."""
+    config = head_config(
+        algorithm=method,
+        vocab_size=vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        feature_layers=(0, 1, 2) if method == "eagle3" else (2,),
+        target_hidden_size=32,
+    )
+    return FakeHead(config, **options)
+
+
+def written(kind: Callable[..., Path], target: LoadedModel, **options: Any) -> Path:
+    """A draft that is gone with this process."""
+    return kind(target, Path(DIRECTORY.name) / f"{kind.__name__}-{target.name}", **options)
+
+
+DIRECTORY = TemporaryDirectory()
+CONFIGS: dict[str, dict[str, Any]] = {
+    "draft_model": {"model": tiny_model(seed=2, num_layers=1)},
+    "eagle3": {"model": fake_head("eagle3", 96, 94, seed=3, sharpness=2.0)},
+    "eagle": {"model": fake_head("eagle", 96, 94, seed=3, sharpness=2.0)},
+    "medusa": {"model": written(random_medusa, TARGET)},
+}
+SMALL_CONFIGS: dict[str, dict[str, Any]] = {
+    "draft_model": {"model": SMALL_DRAFT},
+    "eagle3": {"model": fake_head("eagle3", 8, 6, seed=3)},
+    "eagle": {"model": fake_head("eagle", 8, 6, seed=3)},
+    "medusa": {"model": written(random_medusa, SMALL)},
+}
 
 # What makes a drafter that can do both propose a chain, and a tree.
 AS_A_CHAIN = {"shape": "chain", "num_branches": 1, "num_continuations": 1}

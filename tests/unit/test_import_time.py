@@ -34,6 +34,10 @@ def heavy_modules_after(code: str) -> str:
             RUN_CLI.format(args=args)
             for args in (["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"])
         ),
+        *(
+            RUN_CLI.format(args=args)
+            for args in (["train", "eagle3", "--help"], ["evaluate-draft", "--help"])
+        ),
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

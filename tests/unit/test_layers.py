@@ -23,10 +23,11 @@ ALLOWED: dict[str, set[str]] = {
     "cache": {"errors", "types"},
     "native": {"errors"},
     "models": {"errors", "types", "cache", "native"},
+    "heads": {"errors", "params", "types", "cache", "native", "models"},
     "early_exit": {"errors", "params", "types", "cache", "models"},
     "runner": {"errors", "params", "types", "cache", "models", "early_exit"},
 }
-ALLOWED["drafters"] = {*ALLOWED["runner"], "sampling", "verification", "runner"}
+ALLOWED["drafters"] = {*ALLOWED["runner"], "sampling", "verification", "runner", "heads"}
 ALLOWED["engine"] = {*ALLOWED["drafters"], "drafters", "outputs"}
 ALLOWED["speculative"] = {"errors", "params", "types", "sampling", "verification"}
 _TOP = {*ALLOWED["engine"], "engine", "speculative", "__init__"}

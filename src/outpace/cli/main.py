@@ -23,6 +23,11 @@ COMMANDS = {
     "generate": ("outpace.cli.generate:generate", "Answer one prompt, or compare two ways of it."),
     "chat": ("outpace.cli.chat:chat", "Talk with a model; accepted draft tokens are coloured."),
     "models": ("outpace.cli.models:models", "List, fetch and describe models."),
+    "train": ("outpace.cli.train:train", "Make a draft that fits a model, from prompts."),
+    "evaluate-draft": (
+        "outpace.cli.evaluate_draft:evaluate_draft",
+        "What a draft is worth: acceptance, and speed here.",
+    ),
     "measure-quality": (
         "outpace.cli.measure_quality:measure_quality",
         "What bfloat16 or packed weights change, against float32.",

@@ -196,8 +196,11 @@ def open_llm(values: dict[str, Any], default_method: str | None = None) -> LLM:
 
 
 def _parse_config(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
+    return {} if text is None else parse_json_object(text)
+
+
+def parse_json_object(text: str) -> dict[str, Any]:
+    """The value of --speculative-config. Raises OptionError unless it is a JSON object."""
     try:
         config = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:

@@ -79,7 +79,8 @@ def path_limit(seq: Sequence, budget: int) -> int:
 class Drafter(ABC):
     """Guesses the next tokens of sequences.
 
-    Life of a sequence here: `propose` and `observe` alternate, once per step, then `release`.
+    Life of a sequence here: `adopt`, then `propose` and `observe` alternate, once per step, then
+    `release`.
     A sequence is known by its `seq_id`; `tokens` only ever grows at the end between two calls,
     by the tokens committed in between, which need not be the ones proposed here.
 
@@ -130,6 +131,17 @@ class Drafter(ABC):
         verdicts are empty or hold one token). `seqs` already hold the decided tokens; `scores`
         is valid during the call only.
         """
+
+    def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
+        """Take over a cached prefix: the target holds the first `length` tokens of `seq` already
+        and will not feed them, so `observe` will not see their features.
+
+        source: the running sequence whose cache row was copied, or None where a closed row was
+        opened again. Returns from where the target must feed (at most `length`): the drafter that
+        needs features says how far its own memory of that prefix reaches. Called once per sequence,
+        when it gets its row, before anything is fed.
+        """
+        return length
 
     def release(self, seq: Sequence) -> None:  # noqa: B027 - stateless drafters keep nothing
         """Forget a sequence that ended; also called for sequences never seen here."""

@@ -1,18 +1,23 @@
 """The target's first layers, with its own final norm and head, draft for it: no second model.
 
-Self-speculation with weights and cache shared (LayerSkip, Elhoushi et al. 2404.16710), without the
-training that makes an early layer good at it.
+Self-speculation with weights and cache shared (LayerSkip, Elhoushi et al. 2404.16710). The training
+that makes an early layer good at it is left out, or it is that of a small adapter which takes the
+place of the final norm (`heads.exit`): the target itself is never changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from outpace.drafters.base import Drafter, DraftingContext, check_whole_number
 from outpace.drafters.parts.model_drafts import ModelDraftOptions, ModelDrafts
 from outpace.errors import ModelError, OptionError
 from outpace.types import Draft, Sequence
+
+if TYPE_CHECKING:
+    from outpace.heads.exit_runner import ExitHead
 
 MAX_PENDING = 8
 """A sequence with more tokens that the target has not fed yet is in its prompt: nothing is drafted,
@@ -27,14 +32,24 @@ exit early wants an earlier one."""
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyExitOptions(ModelDraftOptions):
-    """Options of drafting by the target's first layers."""
+    """Options of drafting by the target's first layers.
+
+    model: directory of a trained exit; None drafts with the target's own final norm and head.
+    """
 
     num_speculative_tokens: int = field(
         default=1, metadata={"help": "most draft tokens per step (K), of a tree all its nodes"}
     )
     exit_layer: int | None = field(
         default=None,
-        metadata={"help": "how many of the target's layers draft (default: 93 % of them)"},
+        metadata={
+            "help": "how many of the target's layers draft (default: 93 % of them, or those that "
+            "a trained exit was trained for)"
+        },
+    )
+    model: Any = field(
+        default=None,
+        metadata={"help": "directory of a trained exit (default: the target's own norm and head)"},
     )
 
     def __post_init__(self) -> None:
@@ -50,8 +65,10 @@ class EarlyExitDrafter(Drafter):
 
     def __init__(self, options: EarlyExitOptions, context: DraftingContext) -> None:
         super().__init__(options, context)
-        num_layers = _exit_layer(options, context)
-        self._runner = context.runner.early_exit(num_layers)
+        _check_layers(context)
+        trained = None if options.model is None else _trained_exit(options, context)
+        num_layers = _exit_layer(options, context) if trained is None else trained.num_layers
+        self._runner = context.runner.early_exit(num_layers, trained)
         self._drafts = ModelDrafts(
             self._runner,
             context.rng,
@@ -70,8 +87,8 @@ class EarlyExitDrafter(Drafter):
         return min(budget, self._runner.max_len - len(seq.tokens))
 
 
-def _exit_layer(options: EarlyExitOptions, context: DraftingContext) -> int:
-    """The exit to use. Raises ModelError or OptionError where the target has none there."""
+def _check_layers(context: DraftingContext) -> None:
+    """Raise ModelError for a target that has no exit."""
     from outpace.models.base import EarlyExit
 
     target, model = context.target, context.runner.model
@@ -85,11 +102,30 @@ def _exit_layer(options: EarlyExitOptions, context: DraftingContext) -> int:
             f"method 'early_exit' drafts with some layers of {target.name}, which has one only; "
             "use another method"
         )
+
+
+def _exit_layer(options: EarlyExitOptions, context: DraftingContext) -> int:
+    """The exit to use. Raises OptionError where the target has none there."""
+    num_layers = context.runner.model.num_layers
     if options.exit_layer is None:
-        return min(model.num_layers - 1, max(1, round(DEFAULT_SHARE * model.num_layers)))
-    if options.exit_layer >= model.num_layers:
+        return min(num_layers - 1, max(1, round(DEFAULT_SHARE * num_layers)))
+    if options.exit_layer >= num_layers:
         raise OptionError(
-            f"exit_layer={options.exit_layer}, but {target.name} has {model.num_layers} layers: "
-            f"the exit must be one of 1 to {model.num_layers - 1}"
+            f"exit_layer={options.exit_layer}, but {context.target.name} has {num_layers} layers: "
+            f"the exit must be one of 1 to {num_layers - 1}"
         )
     return options.exit_layer
+
+
+def _trained_exit(options: EarlyExitOptions, context: DraftingContext) -> ExitHead:
+    """Raises ModelError where the files do not go with the target, OptionError where
+    `exit_layer` is not theirs."""
+    from outpace.heads.exit_runner import open_exit
+
+    trained = open_exit(options.model, context.target)
+    if options.exit_layer not in (None, trained.num_layers):
+        raise OptionError(
+            f"exit_layer={options.exit_layer}, but {options.model} was trained for layer "
+            f"{trained.num_layers}; leave exit_layer out"
+        )
+    return trained

@@ -53,6 +53,17 @@ class GuardedDrafter:
             for request in requests:
                 self._turn_off(request, error)
 
+    def adopt(self, request: Request, source: Sequence | None, length: int) -> int:
+        """From where the target must feed; see `Drafter.adopt`."""
+        try:
+            usable = operator.index(self._drafter.adopt(request.seq, source, length))
+            if not 0 <= usable <= length:
+                raise ValueError(f"drafter adopted {usable} of {length} cached tokens")
+        except Exception as error:
+            self._turn_off(request, error)
+            return length
+        return usable
+
     def release(self, seq: Sequence) -> None:
         try:
             self._drafter.release(seq)

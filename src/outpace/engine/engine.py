@@ -43,7 +43,9 @@ class Engine:
         self._tokenizer = tokenizer
         self._rng = rng
         self._lossy = lossy
-        self._scheduler = Scheduler(target, max_num_batched_tokens=max_num_batched_tokens)
+        self._scheduler = Scheduler(
+            target, self._drafter, max_num_batched_tokens=max_num_batched_tokens
+        )
 
     @property
     def has_work(self) -> bool:

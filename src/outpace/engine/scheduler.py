@@ -6,6 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from outpace.engine.drafting import GuardedDrafter
 from outpace.engine.request import Request
 from outpace.runner import Runner
 from outpace.types import Status
@@ -41,8 +42,11 @@ class Scheduler:
     the others wait until the cache holds it, then take a copy.
     """
 
-    def __init__(self, target: Runner, *, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, target: Runner, drafter: GuardedDrafter, *, max_num_batched_tokens: int
+    ) -> None:
         self._target = target
+        self._drafter = drafter
         self._max_num_batched_tokens = max_num_batched_tokens
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -107,19 +111,26 @@ class Scheduler:
             if source is not None and self._is_feeding_prompt(source):
                 continue
             self._waiting.remove(request)
-            if source is not None:
-                self._target.fork(source.seq, request.seq)
-            else:
-                # Scoring a prompt takes the logits of all its positions, cached or not.
-                request.num_cached_tokens = self._target.open(
-                    request.seq, reuse=not request.is_scoring_prompt
-                )
+            self._place(request, source)
             request.seq.status = Status.RUNNING
             request.admitted_at = time.perf_counter()
             self._running.append(request)
             num_free -= 1
             if not num_free:
                 break
+
+    def _place(self, request: Request, source: Request | None) -> None:
+        """Give a request its cache row, holding no more of its prompt than the drafter can do
+        without being shown."""
+        seq, drafter = request.seq, self._drafter
+        if source is not None:
+            length = self._target.fork(source.seq, seq)
+            self._target.rewind(seq, drafter.adopt(request, source.seq, length))
+            return
+        # Scoring a prompt takes the logits of all its positions, cached or not.
+        length = self._target.open(seq, reuse=not request.is_scoring_prompt)
+        request.num_cached_tokens = drafter.adopt(request, None, length)
+        self._target.rewind(seq, request.num_cached_tokens)
 
     def _running_sibling(self, request: Request) -> Request | None:
         """Another answer to the same prompt that has a cache row; preferably with all of it."""

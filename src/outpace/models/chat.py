@@ -32,6 +32,11 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The special tokens by name. A copy."""
+        return dict(self._special_tokens)
+
     def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
         """The prompt text. Raises OptionError for malformed messages and for template errors."""
         plain = [_checked_message(index, message) for index, message in _enumerated(messages)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from outpace.cache import KVCache
@@ -86,6 +87,7 @@ class Decoder:
         self._norm = make_norm(config, weight, "model.norm")
         tied = config.tie_word_embeddings
         self._head = make_linear(self._embedding if tied else weight("lm_head.weight"))
+        self._load = load
 
     @property
     def dtype_name(self) -> str:
@@ -110,6 +112,30 @@ class Decoder:
     @property
     def exit_layers(self) -> range:
         return range(1, self.num_layers + 1)
+
+    @property
+    def final_norm_weight(self) -> Float32[np.ndarray, " hidden"]:
+        """Weight of the norm before the output head, any offset added; in host memory."""
+        return self._load("model.norm.weight").float().cpu().numpy() + self.config.norm_offset
+
+    def embedding_rows(self, token_ids: Sequence[int]) -> Float32[np.ndarray, "n hidden"]:
+        """Embeddings of tokens as they are stored, before any scale; in host memory."""
+        return self._embedding[list(token_ids)].float().cpu().numpy()
+
+    def head_rows(self, token_ids: Sequence[int]) -> Float32[np.ndarray, "n hidden"]:
+        """The rows of the output head that give these tokens' logits; in host memory.
+
+        Read anew where they are not the embedding's: products keep them in a layout of their own.
+        """
+        if self.config.tie_word_embeddings:
+            return self.embedding_rows(token_ids)
+        return self._load("lm_head.weight")[list(token_ids)].to(self.dtype).float().cpu().numpy()
+
+    @torch.inference_mode()
+    def head_logits(self, x: Float32[np.ndarray, "n hidden"]) -> Float32[np.ndarray, "n vocab"]:
+        """Normed hidden states through the output head, padding rows included; in host memory."""
+        states = torch.from_numpy(x).to(device=self.device, dtype=self.dtype)
+        return self._head(states).float().cpu().numpy()
 
     def kv_bytes(self, *, num_rows: int, capacity: int) -> int:
         """Bytes of a cache: 2 x layers x kv_heads x head_dim x slots x bytes."""

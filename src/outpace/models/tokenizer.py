@@ -7,6 +7,7 @@ and which end an answer, and (in `gguf_tokenizer`) which rules the model was tra
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,24 @@ class Tokenizer:
         if self._chat is None:
             raise OptionError(f"{self.name} has no chat template; give a plain prompt instead")
         return self._chat.render(messages, add_generation_prompt)
+
+    def save(self, directory: Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, from which `from_directory` makes an
+        equal tokenizer; ids that end an answer stand in the model's config.json
+        (`eos_token_id`). Each file is written whole or not at all."""
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if self._chat is not None:
+            config |= {**self._chat.special_tokens, "chat_template": self._chat.source}
+        if self.bos_id is not None:
+            config["bos_token"] = self._backend.id_to_token(self.bos_id)
+        texts = {
+            "tokenizer.json": self._backend.to_str(),
+            "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False),
+        }
+        for name, text in texts.items():
+            temporary = directory / f".{name}.partial"
+            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.replace(directory / name)
 
     def fingerprint(self) -> str:
         """Key of the table of ids and tokens (hex SHA-256): equal exactly if ids mean the same."""

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 ERROR_BYTES = 256
 
 
@@ -50,6 +50,11 @@ class KVType(IntEnum):
     BF16 = 1
 
 
+class EagleKind(IntEnum):
+    EAGLE1 = 1
+    EAGLE3 = 3
+
+
 class LinearStruct(ctypes.Structure):
     _fields_ = (
         ("format", c_int32),
@@ -82,6 +87,18 @@ class LayerStruct(ctypes.Structure):
     )
 
 
+class EagleStruct(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("norm_before_residual", c_int32),
+        ("norm_output", c_int32),
+        ("reserved", c_int32),
+        ("fc", LinearStruct),
+        ("hidden_norm", NormStruct),
+        ("draft_ids", c_void_p),
+    )
+
+
 class ConfigStruct(ctypes.Structure):
     _fields_ = (
         ("abi_version", c_int32),
@@ -111,6 +128,7 @@ class ConfigStruct(ctypes.Structure):
         ("final_norm", NormStruct),
         ("position_embedding", c_void_p),
         ("layers", c_void_p),
+        ("eagle", c_void_p),
     )
 
 
@@ -139,6 +157,8 @@ class BatchStruct(ctypes.Structure):
         ("best", c_void_p),
         ("capture", c_void_p),
         ("hidden", c_void_p),
+        ("x", c_void_p),
+        ("outputs", c_void_p),
     )
 
 
@@ -146,6 +166,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "op_linear": LinearStruct,
     "op_norm": NormStruct,
     "op_layer": LayerStruct,
+    "op_eagle": EagleStruct,
     "op_config": ConfigStruct,
     "op_segment": SegmentStruct,
     "op_batch": BatchStruct,
@@ -175,6 +196,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "op_forward": (c_int32, (_P, _P, _P, _P)),
     "op_layer_forward": (c_int32, (_P, _P, c_int32, _P, _P, _P)),
     "op_draft": (c_int32, (_P, _P, c_int32, _P, _P, _P, _P, _P, c_int32, _P, _P)),
+    "op_eagle_draft": (c_int32, (_P, _P, c_int32, *(_P,) * 11)),
 }
 
 

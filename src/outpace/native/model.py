@@ -5,115 +5,19 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int32
 
 from outpace.errors import ModelError
-from outpace.native.interface import (
-    ABI_VERSION,
-    ERROR_BYTES,
-    ActivationFunction,
-    Activations,
-    BatchStruct,
-    Block,
-    ConfigStruct,
-    KVType,
-    LayerStruct,
-    NormKind,
-    SegmentStruct,
-)
+from outpace.native.config import NativeConfig
+from outpace.native.interface import ERROR_BYTES, BatchStruct, LayerStruct, SegmentStruct
 from outpace.native.library import chosen_path, library
 from outpace.native.pool import ThreadPool
-from outpace.native.weights import (
-    Array,
-    Norm,
-    PackedLinear,
-    address,
-    address_or_null,
-    check_ids,
-    check_vector,
-)
+from outpace.native.weights import Array, address, address_or_null, check_ids, check_vector
 
 SLOTS = 16  # a cache's capacity is a multiple of this
-NO_NORM = Norm()
-
-
-@dataclass(frozen=True, eq=False)
-class NativeLayer:
-    """One layer's weights; `op_layer` in the C header says how they are stacked and interleaved."""
-
-    qkv: PackedLinear
-    o: PackedLinear
-    up: PackedLinear
-    down: PackedLinear
-    input_norm: Norm = NO_NORM
-    post_attention_norm: Norm = NO_NORM
-    pre_mlp_norm: Norm = NO_NORM
-    post_mlp_norm: Norm = NO_NORM
-    q_norm: Float[np.ndarray, " head_dim"] | None = None
-    k_norm: Float[np.ndarray, " head_dim"] | None = None
-    rope: int = -1
-    window: int = 0
-
-    def struct(self) -> LayerStruct:
-        struct = LayerStruct()
-        for name in ("qkv", "o", "up", "down"):
-            setattr(struct, name, getattr(self, name).struct)
-        for name in ("input_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm"):
-            setattr(struct, name, getattr(self, name).struct)
-        for name in ("q_norm", "k_norm"):
-            check_vector(getattr(self, name), None)
-            setattr(struct, name, address_or_null(getattr(self, name)))
-        struct.rope, struct.window = self.rope, self.window
-        return struct
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NativeConfig:
-    """`op_config`: a model's shape and weights. Weights stay referenced by the model made of it."""
-
-    vocab_size: int
-    num_logits: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    embedding: PackedLinear
-    head: PackedLinear
-    final_norm: Norm
-    layers: Sequence[NativeLayer] = field(repr=False)
-    attention_scale: float
-    norm_eps: float
-    norm: NormKind = NormKind.RMS
-    block: Block = Block.PRE
-    activation: ActivationFunction = ActivationFunction.SILU
-    gated_mlp: bool = True
-    activations: Activations = Activations.BF16
-    kv_type: KVType = KVType.BF16
-    num_ropes: int = 1
-    attention_softcap: float = 0.0
-    final_softcap: float = 0.0
-    embedding_scale: float = 1.0
-    position_embedding: Float[np.ndarray, "positions hidden"] | None = None
-
-    def struct(self, layers: ctypes.Array[LayerStruct]) -> ConfigStruct:
-        struct = ConfigStruct(abi_version=ABI_VERSION, num_layers=len(self.layers))
-        special = {"layers", "embedding", "head", "final_norm", "position_embedding"}
-        for each in fields(self):
-            if each.name not in special:
-                setattr(struct, each.name, getattr(self, each.name))
-        for name in ("embedding", "head", "final_norm"):
-            setattr(struct, name, getattr(self, name).struct)
-        check_vector(self.position_embedding, None)
-        struct.position_embedding = address_or_null(self.position_embedding)
-        if self.position_embedding is not None:
-            struct.num_positions = len(self.position_embedding)
-        struct.layers = ctypes.addressof(layers)
-        return struct
 
 
 class NativeSegment(NamedTuple):
@@ -140,7 +44,8 @@ class NativeModel:
         self._error_address = ctypes.addressof(self._error)
         self._ropes: dict[int, tuple[Array, Array]] = {}  # keeps the tables alive
         layers = (LayerStruct * len(config.layers))(*(layer.struct() for layer in config.layers))
-        struct = config.struct(layers)
+        eagle = None if config.eagle is None else config.eagle.struct()
+        struct = config.struct(layers, eagle)
         pointer = library().op_model_new(
             ctypes.addressof(struct), pool.pointer, self.path.encode(), self._error_address
         )
@@ -186,6 +91,8 @@ class NativeModel:
         capture: Int32[np.ndarray, " layers"] | None = None,
         hidden: Sequence[Float[np.ndarray, "tokens hidden"]] = (),
         num_layers: int = 0,
+        x: Float[np.ndarray, "tokens hidden"] | None = None,
+        outputs: Float[np.ndarray, "tokens hidden"] | None = None,
     ) -> None:
         """One pass: feed `token_ids`, segment after segment, and write keys and values to `cache`.
 
@@ -195,10 +102,13 @@ class NativeModel:
             capture: ascending layers (0: the embedding, i: the i-th layer's output).
             hidden: one array per captured layer, filled.
             num_layers: run only the first that many; 0: all.
+            x, outputs: of an EAGLE head what columns start from, and what they leave (filled).
         """
         rows = len(logit_rows)
         check_ids(token_ids)
         check_ids(logit_rows)
+        for array in (x, outputs):
+            check_vector(array, len(token_ids) * self.config.hidden_size)
         check_vector(logits, rows * self.config.num_logits)
         if best is not None:
             check_ids(best)
@@ -211,6 +121,7 @@ class NativeModel:
             batch.logit_rows = address(logit_rows)
             batch.logits = address_or_null(logits)
             batch.best = address_or_null(best)
+            batch.x, batch.outputs = address_or_null(x), address_or_null(outputs)
             kept = self._fill_capture(capture, hidden)
             self._check(
                 self._forward(self.pointer, cache.pointer, self._batch_address, self._error_address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -139,6 +140,16 @@ class PackedLinear:
         assert 0 <= index < self.out
         values = np.empty(self.in_, dtype=np.float32)
         library().op_unpack_row(ctypes.addressof(self.struct), index, address(values))
+        return values
+
+    def rows(self, indices: Sequence[int]) -> Float[np.ndarray, "n in"]:
+        """Several rows of the weights in float32."""
+        values = np.empty((len(indices), self.in_), dtype=np.float32)
+        unpack, struct = library().op_unpack_row, ctypes.addressof(self.struct)
+        first, stride = address(values), values.strides[0]
+        for place, index in enumerate(indices):
+            assert 0 <= index < self.out
+            unpack(struct, index, first + place * stride)
         return values
 
     def forward(

@@ -8,6 +8,7 @@
 #include <cfloat>
 
 #include "driver.hpp"
+#include "driver_eagle.hpp"
 
 namespace {
 
@@ -369,6 +370,7 @@ int main(int argc, char **argv) {
     if (path == "mistake") make_a_mistake();
     check_linears(path.c_str(), one, three);
     check_models(path.c_str(), one, three);
+    check_eagle_heads(path.c_str(), one, three);
     check_refusals(path.c_str(), three);
     std::printf("%s\n", path.c_str());
   }

@@ -20,6 +20,7 @@ ENUMS = {
     interface.Block: "OP_BLOCK_{}",
     interface.ActivationFunction: "OP_{}",
     interface.KVType: "OP_KV_{}",
+    interface.EagleKind: "OP_{}",
 }
 
 

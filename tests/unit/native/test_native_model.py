@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 
 from outpace.errors import ModelError
+from outpace.native.config import NativeConfig, NativeLayer
 from outpace.native.interface import WeightFormat
 from outpace.native.library import status
-from outpace.native.model import (
-    NativeCache,
-    NativeConfig,
-    NativeLayer,
-    NativeModel,
-    NativeSegment,
-)
+from outpace.native.model import NativeCache, NativeModel, NativeSegment
 from outpace.native.pool import ThreadPool
 from outpace.native.weights import Norm, PackedLinear
 

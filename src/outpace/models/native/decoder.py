@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from outpace.models.attention import Segment
@@ -103,6 +103,36 @@ class NativeDecoder:
         return self._model.pool.num_threads
 
     @property
+    def pool(self) -> ThreadPool:
+        """The threads it computes with; others may use them between its passes."""
+        return self._model.pool
+
+    @property
+    def native_model(self) -> NativeModel:
+        """For heads that share its embedding and its threads."""
+        return self._model
+
+    @property
+    def final_norm_weight(self) -> Float32[np.ndarray, " hidden"]:
+        """Weight of the norm before the output head, any offset added."""
+        weight = self._model.config.final_norm.weight
+        assert weight is not None
+        return weight
+
+    def embedding_rows(self, token_ids: Sequence[int]) -> Float32[np.ndarray, "n hidden"]:
+        """Embeddings of tokens as they are stored, before any scale."""
+        return self._model.config.embedding.rows(token_ids)
+
+    def head_rows(self, token_ids: Sequence[int]) -> Float32[np.ndarray, "n hidden"]:
+        """The rows of the output head that give these tokens' logits."""
+        return self._model.config.head.rows(token_ids)
+
+    def head_logits(self, x: Float32[np.ndarray, "n hidden"]) -> Float32[np.ndarray, "n vocab"]:
+        """Normed hidden states through the output head, padding rows included."""
+        config = self._model.config
+        return config.head.forward(x, self.pool, config.activations, self._model.path)
+
+    @property
     def activations(self) -> str:
         """What activations are rounded to before they meet the weights."""
         if self.dtype_name in ("float32", "bfloat16"):
@@ -145,7 +175,7 @@ class NativeDecoder:
         self._model.forward(
             cache.memory,
             token_ids,
-            [_native(segment) for segment in batch.segments],
+            [native_segment(segment) for segment in batch.segments],
             np.array(batch.logit_rows, np.int32),
             logits=logits,
             capture=np.array(layers, np.int32) if layers else None,
@@ -182,7 +212,7 @@ class NativeDecoder:
         return [ids[:count] for ids, count in zip(drafted.tolist(), counts, strict=True)]
 
 
-def _native(segment: Segment) -> NativeSegment:
+def native_segment(segment: Segment) -> NativeSegment:
     parents = segment.parents
     return NativeSegment(
         segment.row,

@@ -13,8 +13,8 @@ from jaxtyping import Float32, UInt8
 from outpace.models.config import LayerKind, ModelConfig, Rope
 from outpace.models.native.weights import Matrix, WeightSource, vector
 from outpace.models.rotation import Rotation
+from outpace.native.config import NativeConfig, NativeLayer
 from outpace.native.interface import ActivationFunction, Activations, Block, KVType, NormKind
-from outpace.native.model import NativeConfig, NativeLayer
 from outpace.native.weights import Norm, PackedLinear
 
 _NORMS = {"rms": NormKind.RMS, "layer": NormKind.LAYER}

@@ -34,14 +34,18 @@ bool check_norm(const op_config &config, const op_norm &norm, const char *name, 
   return true;
 }
 
+bool is_eagle(const op_config &config, int kind) { return config.eagle && config.eagle->kind == kind; }
+
 bool check_layer(const op_config &config, const op_layer &layer, int index, char *error) {
   const int64_t hidden = config.hidden_size, dim = config.head_dim, inner = config.intermediate_size;
+  const int64_t read = is_eagle(config, OP_EAGLE3) ? 2 * hidden : hidden;
+  const bool has_input_norm = layer.input_norm.weight || !is_eagle(config, OP_EAGLE1);
   const int64_t heads = config.num_heads, all_heads = heads + 2 * (int64_t)config.num_kv_heads;
-  if (!check_linear(layer.qkv, "qkv", index, all_heads * dim, hidden, error) ||
+  if (!check_linear(layer.qkv, "qkv", index, all_heads * dim, read, error) ||
       !check_linear(layer.o, "o", index, hidden, heads * dim, error) ||
       !check_linear(layer.up, "up", index, config.gated_mlp ? 2 * padded(inner) : inner, hidden, error) ||
       !check_linear(layer.down, "down", index, hidden, inner, error) ||
-      !check_norm(config, layer.input_norm, "input_norm", index, error) ||
+      (has_input_norm && !check_norm(config, layer.input_norm, "input_norm", index, error)) ||
       !check_norm(config, layer.post_attention_norm, "post_attention_norm", index, error))
     return false;
   if (config.block == OP_BLOCK_SANDWICH &&
@@ -100,6 +104,26 @@ bool check_choices(const op_config &c, char *error) {
   return true;
 }
 
+bool check_eagle(const op_config &config, char *error) {
+  const op_eagle &eagle = *config.eagle;
+  const int64_t hidden = config.hidden_size;
+  if (eagle.kind != OP_EAGLE1 && eagle.kind != OP_EAGLE3)
+    return fail(error, "unknown kind %d of EAGLE head; known are %d and %d", eagle.kind, OP_EAGLE1,
+                OP_EAGLE3);
+  if (config.num_layers != 1 || config.block != OP_BLOCK_PRE || config.position_embedding)
+    return fail(error, "an EAGLE head has one pre-norm layer and no position embedding");
+  if (eagle.kind == OP_EAGLE1 && !check_linear(eagle.fc, "fc", -1, hidden, 2 * hidden, error))
+    return false;
+  if (eagle.kind == OP_EAGLE3 && !check_norm(config, eagle.hidden_norm, "hidden_norm", 0, error))
+    return false;
+  if (!eagle.draft_ids) return fail(error, "an EAGLE head without draft_ids");
+  for (int i = 0; i < config.num_logits; i++)
+    if (eagle.draft_ids[i] < 0 || eagle.draft_ids[i] >= config.vocab_size)
+      return fail(error, "draft token %d is token %d of a vocabulary of %d", i, eagle.draft_ids[i],
+                  config.vocab_size);
+  return true;
+}
+
 bool check_config(const op_config &config, char *error) {
   if (config.abi_version != OP_ABI_VERSION)
     return fail(error, "the caller speaks version %d of the interface, the library %d; rebuild outpace",
@@ -107,9 +131,13 @@ bool check_config(const op_config &config, char *error) {
   if (!check_sizes(config, error) || !check_choices(config, error)) return false;
   if (!config.layers) return fail(error, "a configuration without layers");
   if (!check_linear(config.embedding, "embedding", -1, config.vocab_size, config.hidden_size, error) ||
-      !check_linear(config.head, "head", -1, config.vocab_size, config.hidden_size, error))
+      !check_linear(config.head, "head", -1, config.eagle ? config.num_logits : config.vocab_size,
+                    config.hidden_size, error) ||
+      (config.eagle && !check_eagle(config, error)))
     return false;
-  if (!config.final_norm.weight || (config.norm == OP_NORM_LAYER && !config.final_norm.bias))
+  const bool has_final_norm = config.final_norm.weight || !is_eagle(config, OP_EAGLE1);
+  if (has_final_norm &&
+      (!config.final_norm.weight || (config.norm == OP_NORM_LAYER && !config.final_norm.bias)))
     return fail(error, "final_norm lacks its weight or bias");
   for (int i = 0; i < config.num_layers; i++)
     if (!check_layer(config, config.layers[i], i, error)) return false;
@@ -136,6 +164,10 @@ op_model *op_model_new(const op_config *config, op_pool *pool, const char *path,
     model->layers = new op_layer[config->num_layers];
     std::memcpy(model->layers, config->layers, config->num_layers * sizeof(op_layer));
     model->config.layers = model->layers;
+    if (config->eagle) {
+      model->eagle = *config->eagle;
+      model->config.eagle = &model->eagle;
+    }
     model->ropes = new Rope[config->num_ropes]{};
     model->plan = new Plan;
     return model;

@@ -37,7 +37,7 @@ struct Tile {
 
 // One thread's own memory. Strides are in floats.
 struct ThreadScratch {
-  float *normed;      // [ALONE_ROWS][hidden_size padded]
+  float *normed;      // [ALONE_ROWS][inputs of qkv, or of an EAGLE head's fc, padded]
   void *prepared[2];  // activations of up to ALONE_ROWS rows
   float *queries;     // [tile_queries][head_dim padded]
   float *sums;        // [tile_queries][head_dim padded]
@@ -64,7 +64,8 @@ struct Scratch {
   int64_t rows, logit_rows, capacity;  // what it is large enough for
   int32_t tile_queries;
   int64_t scores_stride;
-  float *x, *normed, *branch;  // [rows][hidden_size padded]
+  float *x, *branch;           // [rows][hidden_size padded]
+  float *normed;               // [rows][inputs of qkv, or of an EAGLE head's fc, padded]
   float *qkv, *attended;       // [rows][outputs of qkv padded], [rows][inputs of o padded]
   float *up, *inner;           // [rows][outputs of up padded], [rows][intermediate_size padded]
   void *prepared[2];
@@ -80,6 +81,7 @@ struct Plan;
 
 struct op_model {
   op_config config;
+  op_eagle eagle;  // config.eagle points here, or nowhere
   op_layer *layers;
   outpace::Rope *ropes;
   op_pool *pool;
@@ -107,6 +109,14 @@ static inline unsigned char *cached_head(const op_cache &cache, int layer, int r
   return cache.memory + head * cache.head_bytes;
 }
 
+// How a logit row's token is chosen: the argmax, or drawn if there is a q, which the logits are written to
+// and then becomes softmax(logits / temperature). A row that is not finite has the best -1.
+struct Draw {
+  float *q;
+  float temperature;
+  double coin;
+};
+
 // One pass, planned. Everything is checked before it comes here.
 struct Pass {
   op_model *model;
@@ -124,6 +134,7 @@ struct Pass {
   const Tile *tiles;
   int32_t *next_piece;  // [num_layers][PIECE_COUNTERS], 0 at first: work that threads take as they come
   bool whole;          // embedding before and logits after the layers
+  const Draw *draws;   // [num_logit_rows] or NULL
 };
 
 struct LinearJob {

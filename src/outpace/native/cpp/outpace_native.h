@@ -1,4 +1,5 @@
-/* The C interface of the native step: one target pass over a ragged batch, on CPUs.
+/* The C interface of the native step: one pass of a target, a draft model or an EAGLE head over a
+ * ragged batch, on CPUs.
  *
  * Every pointer that a struct carries stays owned by the caller and must outlive the object it was
  * given to. Functions that can fail return NULL or a negative number and write one sentence into
@@ -20,7 +21,7 @@ extern "C" {
 #endif
 
 #define OP_API __attribute__((visibility("default")))
-#define OP_ABI_VERSION 2
+#define OP_ABI_VERSION 3
 #define OP_ERROR_BYTES 256
 
 /* Weight formats. The three packed ones are GGUF's: blocks of 32 along `in`. */
@@ -34,6 +35,7 @@ enum { OP_NORM_RMS = 0, OP_NORM_LAYER = 1 };
 enum { OP_BLOCK_PRE = 0, OP_BLOCK_SANDWICH = 1, OP_BLOCK_PARALLEL = 2 };
 enum { OP_SILU = 0, OP_GELU = 1, OP_GELU_TANH = 2 };
 enum { OP_KV_F32 = 0, OP_KV_BF16 = 1 };
+enum { OP_EAGLE1 = 1, OP_EAGLE3 = 3 };
 
 /* y = x W^T + bias. data: `op_packed_bytes` bytes from `op_pack`, 64-byte aligned; bias [out] or
  * NULL. */
@@ -65,6 +67,26 @@ typedef struct {
   int32_t window;
 } op_layer;
 
+/* What makes an EAGLE head of a model with one pre-norm layer. Its tokens are columns: each starts from
+ * a row x [hidden_size] that the batch gives, and leaves a row that the next one starts from.
+ *
+ * OP_EAGLE3 (Li et al. 2503.01840): qkv reads input_norm(embedding) beside hidden_norm(x), 2 *
+ * hidden_size inputs; the residual stream starts from x, or from hidden_norm(x) if
+ * norm_before_residual. OP_EAGLE1 (2401.15077): fc [hidden_size, 2 * hidden_size] of embedding beside
+ * x goes through an ordinary layer; input_norm and final_norm may have NULL weights there, and are then
+ * left out. What a column leaves is the layer's output, or final_norm of it if norm_output.
+ * draft_ids [num_logits]: the token that each logit is for. The config's head is [num_logits,
+ * hidden_size]. What the kind lacks (fc, hidden_norm) is zero. */
+typedef struct {
+  int32_t kind; /* OP_EAGLE* */
+  int32_t norm_before_residual;
+  int32_t norm_output;
+  int32_t reserved;
+  op_linear fc;
+  op_norm hidden_norm;
+  const int32_t *draft_ids;
+} op_eagle;
+
 typedef struct {
   int32_t abi_version; /* OP_ABI_VERSION */
   int32_t vocab_size;
@@ -93,6 +115,7 @@ typedef struct {
   op_norm final_norm;
   const float *position_embedding; /* [num_positions, hidden_size] or NULL */
   const op_layer *layers;          /* copied */
+  const op_eagle *eagle;           /* copied; NULL: an ordinary decoder */
 } op_config;
 
 /* The new tokens of one sequence: slots start .. start + num_tokens - 1 of cache row `row`.
@@ -108,10 +131,12 @@ typedef struct {
 } op_segment;
 
 /* One pass. token_ids [num_tokens], segments one after the other. logit_rows: indices into the
- * tokens. logits [num_logit_rows][num_logits] or NULL; best [num_logit_rows] argmax (lowest id among
- * equals; NaN is never the best, and 0 stands where all are NaN) or NULL. capture: ascending layers whose output (0: the embedding, i: the i-th layer) goes to
- * hidden[i], [num_tokens][hidden_size]. num_layers: run only the first that many (then logits are
- * those of the early exit: final norm and head of what that layer left); 0: all. */
+ * tokens. logits [num_logit_rows][num_logits] or NULL; best [num_logit_rows] argmax (lowest index among
+ * equals; NaN is never the best, and 0 stands where all are NaN) or NULL. capture: ascending layers
+ * whose output (0: the embedding, i: the i-th layer) goes to hidden[i], [num_tokens][hidden_size].
+ * num_layers: run only the first that many (then logits are those of the early exit: final norm and
+ * head of what that layer left); 0: all. Of an EAGLE head x, what columns start from, and outputs, what
+ * they leave (or NULL), both [num_tokens][hidden_size]; it captures nothing. */
 typedef struct {
   int32_t num_tokens;
   int32_t num_segments;
@@ -126,6 +151,8 @@ typedef struct {
   int32_t *best;
   const int32_t *capture;
   float *const *hidden;
+  const float *x;
+  float *outputs;
 } op_batch;
 
 typedef struct op_pool op_pool;
@@ -198,6 +225,18 @@ OP_API int32_t op_draft(op_model *model, op_cache *cache, int32_t num_seqs, cons
                         const int32_t *starts, const int32_t *num_pending,
                         const int32_t *pending_ids, const int32_t *num_steps, int32_t num_layers,
                         int32_t *drafted, char *error);
+
+/* The same with an EAGLE head, greedily or by sampling: x holds what the pending columns start from, row by
+ * row as pending_ids; a drafted token starts from what the column before it left. Where temperatures[i]
+ * is 0 a sequence's tokens are the argmax. Else q = softmax(logits / temperatures[i]) in float32, and the
+ * token is the first at which q summed up in float64 exceeds coins[i][step] times its total, coins
+ * [num_seqs][max_steps] in [0, 1). drafted: ids of the model's vocabulary. q: [num_logits] for each token
+ * of those sequences, one sequence after the other. Fails where such logits are not finite. */
+OP_API int32_t op_eagle_draft(op_model *model, op_cache *cache, int32_t num_seqs, const int32_t *rows,
+                              const int32_t *starts, const int32_t *num_pending,
+                              const int32_t *pending_ids, const float *x, const int32_t *num_steps,
+                              const float *temperatures, const double *coins, int32_t *drafted,
+                              float *q, char *error);
 
 #ifdef __cplusplus
 }

@@ -80,6 +80,8 @@ bool check_whole(const op_model &model, const op_batch &batch, char *error) {
   for (int i = 0; i < batch.num_logit_rows; i++)
     if (batch.logit_rows[i] < 0 || batch.logit_rows[i] >= batch.num_tokens)
       return fail(error, "logits of token %d of %d", batch.logit_rows[i], batch.num_tokens);
+  if (config.eagle && (!batch.x || batch.num_capture != 0))
+    return fail(error, "columns of an EAGLE head start from given x, and leave outputs alone");
   if (batch.num_layers < 0 || batch.num_layers > config.num_layers)
     return fail(error, "the first %d layers of a model of %d", batch.num_layers, config.num_layers);
   const int num_layers = batch.num_layers ? batch.num_layers : config.num_layers;

@@ -33,13 +33,14 @@ class Arena {
 };
 
 struct Widths {
-  int64_t hidden, qkv, attended, up, inner, head;
+  int64_t hidden, normed, qkv, attended, up, inner, head;
 };
 
 Widths widths_of(const op_config &config) {
   const int64_t heads = (int64_t)config.num_heads + 2 * config.num_kv_heads;
   const int64_t inner = padded(config.intermediate_size);
   return {padded(config.hidden_size),
+          padded((config.eagle ? 2 : 1) * (int64_t)config.hidden_size),
           padded(heads * config.head_dim),
           padded((int64_t)config.num_heads * config.head_dim),
           config.gated_mlp ? 2 * inner : inner,
@@ -51,6 +52,8 @@ Widths widths_of(const op_config &config) {
 int64_t largest_prepared(const op_model &model, int rows, int logit_rows) {
   const op_config &config = model.config;
   size_t bytes = model.kernels->prepared_bytes(config.head, config.activations, logit_rows);
+  if (config.eagle && config.eagle->kind == OP_EAGLE1)
+    bytes = std::max(bytes, model.kernels->prepared_bytes(config.eagle->fc, config.activations, rows));
   for (int i = 0; i < config.num_layers; i++) {
     const op_layer &layer = model.layers[i];
     for (const op_linear *w : {&layer.qkv, &layer.o, &layer.up, &layer.down})
@@ -62,7 +65,7 @@ int64_t largest_prepared(const op_model &model, int rows, int logit_rows) {
 void lay_out_thread(ThreadScratch &own, const Scratch &scratch, const Widths &widths, int64_t prepared,
                     Arena &arena) {
   constexpr int64_t F = sizeof(float);
-  arena.take(own.normed, ALONE_ROWS * widths.hidden * F);
+  arena.take(own.normed, ALONE_ROWS * widths.normed * F);
   for (void *&buffer : own.prepared) arena.take(buffer, prepared);
   arena.take(own.queries, scratch.tile_queries * widths.head * F);
   arena.take(own.sums, scratch.tile_queries * widths.head * F);
@@ -80,7 +83,7 @@ size_t lay_out(const op_model &model, Scratch &scratch, unsigned char *memory) {
   Arena arena(memory);
   arena.take(scratch.threads, num_threads * (int64_t)sizeof(ThreadScratch));
   arena.take(scratch.x, rows * widths.hidden * F);
-  arena.take(scratch.normed, std::max(rows, scratch.logit_rows) * widths.hidden * F);
+  arena.take(scratch.normed, std::max(rows, scratch.logit_rows) * widths.normed * F);
   arena.take(scratch.branch, rows * widths.hidden * F);
   arena.take(scratch.qkv, rows * widths.qkv * F);
   arena.take(scratch.attended, rows * widths.attended * F);

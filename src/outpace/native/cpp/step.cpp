@@ -6,6 +6,7 @@
 #include "step.hpp"
 
 #include "attend.hpp"
+#include "draw.hpp"
 #include "linear.hpp"
 
 namespace outpace::OUTPACE_PATH {
@@ -41,7 +42,7 @@ struct Worker {
   template <class Fill>
   void prepare_rows(const op_linear &w, int rows, bool by_all, int slot, Fill fill) const {
     float *normed = by_all ? own.normed : shared.normed;
-    const int64_t stride = padded(config.hidden_size);
+    const int64_t stride = padded(w.in);
     const Range range = by_all ? Range{0, rows} : mine(rows);
     for (int row = range.begin; row < range.end; row++) fill(row, normed + row * stride);
     if (range.begin < range.end)
@@ -51,9 +52,16 @@ struct Worker {
 
   void prepare_normed(const op_linear &w, const op_norm &norm, int slot) const {
     prepare_rows(w, num_tokens, alone, slot, [&](int row, float *out) {
-      norm_row(config.norm, norm, config.norm_eps, config.hidden_size,
-               pass.x + (int64_t)row * config.hidden_size, out);
+      normed(norm, pass.x + (int64_t)row * config.hidden_size, out);
     });
+  }
+
+  // norm(x), or x where there is no norm; `to` may be x.
+  void normed(const op_norm &norm, const float *x, float *to) const {
+    if (norm.weight)
+      norm_row(config.norm, norm, config.norm_eps, config.hidden_size, x, to);
+    else if (to != x)
+      std::memcpy(to, x, config.hidden_size * sizeof(float));
   }
 
   void prepare_plain(const op_linear &w, const float *x) const {
@@ -87,15 +95,57 @@ struct Worker {
     const Range rows = mine(num_tokens);
     for (int row = rows.begin; row < rows.end; row++) {
       float *x = pass.x + row * hidden;
-      op_unpack_row(&config.embedding, pass.batch->token_ids[row], x);
-      const float *position =
-          config.position_embedding ? config.position_embedding + pass.positions[row] * hidden : nullptr;
-      for (int64_t i = 0; i < hidden; i++) {
-        x[i] *= config.embedding_scale;
-        if (position) x[i] += position[i];
-      }
+      embed_row(row, x);
+      if (!config.position_embedding) continue;
+      const float *position = config.position_embedding + pass.positions[row] * hidden;
+      for (int64_t i = 0; i < hidden; i++) x[i] += position[i];
     }
     barrier();
+  }
+
+  void embed_row(int row, float *x) const {
+    op_unpack_row(&config.embedding, pass.batch->token_ids[row], x);
+    for (int i = 0; i < config.hidden_size; i++) x[i] *= config.embedding_scale;
+  }
+
+  // --- Where columns of an EAGLE head start and end -------------------------------------------
+
+  const float *start_of(int row) const { return pass.batch->x + (int64_t)row * config.hidden_size; }
+
+  // EAGLE-1: the residual stream is fc of embedding and x.
+  void fuse() const {
+    const op_linear &fc = config.eagle->fc;
+    prepare_rows(fc, num_tokens, alone, 0, [&](int row, float *out) {
+      embed_row(row, out);
+      std::memcpy(out + config.hidden_size, start_of(row), config.hidden_size * sizeof(float));
+    });
+    settle();
+    product(fc, nullptr, pass.x, config.hidden_size);
+    barrier();
+  }
+
+  // EAGLE-3: embedding and x, each with its norm, are what qkv reads.
+  void join(const op_layer &layer) const {
+    const op_eagle &eagle = *config.eagle;
+    const Range own_rows = mine(num_tokens);
+    prepare_rows(layer.qkv, num_tokens, alone, 0, [&](int row, float *out) {
+      const float *x = start_of(row);
+      float *feature = out + config.hidden_size;
+      embed_row(row, out);
+      normed(layer.input_norm, out, out);
+      normed(eagle.hidden_norm, x, feature);
+      if (row >= own_rows.begin && row < own_rows.end)
+        std::memcpy(pass.x + (int64_t)row * config.hidden_size, eagle.norm_before_residual ? feature : x,
+                    config.hidden_size * sizeof(float));
+    });
+  }
+
+  void output() const {
+    const int64_t hidden = config.hidden_size;
+    const Range rows = mine(num_tokens);
+    for (int row = rows.begin; row < rows.end; row++)
+      normed(config.eagle->norm_output ? config.final_norm : op_norm{}, pass.x + row * hidden,
+             pass.batch->outputs + row * hidden);
   }
 
   void capture(int depth) {
@@ -192,7 +242,10 @@ struct Worker {
   void layer(int index) const {
     const op_layer &layer = model.layers[index];
     const bool parallel = config.block == OP_BLOCK_PARALLEL;
-    prepare_normed(layer.qkv, layer.input_norm, 0);
+    if (config.eagle && config.eagle->kind == OP_EAGLE3)
+      join(layer);
+    else
+      prepare_normed(layer.qkv, layer.input_norm, 0);
     if (parallel) prepare_normed(layer.up, layer.post_attention_norm, 1);
     settle();
     product(layer.qkv, nullptr, shared.qkv, padded(layer.qkv.out));
@@ -218,8 +271,7 @@ struct Worker {
     const int rows = batch.num_logit_rows;
     const bool by_all = rows <= ALONE_ROWS;
     prepare_rows(config.head, rows, by_all, 0, [&](int row, float *out) {
-      norm_row(config.norm, config.final_norm, config.norm_eps, config.hidden_size,
-               pass.x + (int64_t)batch.logit_rows[row] * config.hidden_size, out);
+      normed(config.final_norm, pass.x + (int64_t)batch.logit_rows[row] * config.hidden_size, out);
     });
     if (!by_all) barrier();
     for (int row = 0; row < rows; row++) {
@@ -233,7 +285,9 @@ struct Worker {
       head_part(prepared(by_all, 0), rows, begin, end);
     }
     barrier();
-    if (thread == 0 && batch.best) choose(rows);
+    if (!batch.best) return;
+    const Range own_rows = mine(rows);
+    for (int row = own_rows.begin; row < own_rows.end; row++) batch.best[row] = choose(row);
   }
 
   // Logits of some panels: capped, compared and copied out.
@@ -247,39 +301,48 @@ struct Worker {
     for (int row = 0; row < rows; row++) {
       float *logits = own.logits + row * stride;
       if (config.final_softcap > 0.0f) cap(config.final_softcap, logits, num);
-      if (batch.logits)
-        std::memcpy(batch.logits + (int64_t)row * config.num_logits + first, logits, num * sizeof(float));
+      if (float *kept = kept_logits(row)) std::memcpy(kept + first, logits, num * sizeof(float));
       const int index = batch.best ? first_greatest(logits, (int)num, own.best[row]) : -1;
       if (index >= 0) own.best_ids[row] = (int32_t)first + index;
     }
   }
 
-  // The best of all threads' bests. Threads have ascending panels, so the first of equals is the lowest.
-  void choose(int rows) const {
-    for (int row = 0; row < rows; row++) {
-      float best = -__builtin_inff();
-      int32_t id = INT32_MAX;
-      for (int t = 0; t < num_threads; t++)
-        if (shared.threads[t].best_ids[row] != INT32_MAX && shared.threads[t].best[row] > best) {
-          best = shared.threads[t].best[row];
-          id = shared.threads[t].best_ids[row];
-        }
-      pass.batch->best[row] = id == INT32_MAX ? 0 : id;
-    }
+  // Where all logits of a row go, or NULL.
+  float *kept_logits(int row) const {
+    if (pass.draws) return pass.draws[row].q;
+    return pass.batch->logits ? pass.batch->logits + (int64_t)row * config.num_logits : nullptr;
+  }
+
+  // The best of all threads' bests, or a drawn one. Threads have ascending panels, so the first of equals
+  // is the lowest.
+  int32_t choose(int row) const {
+    float best = -__builtin_inff();
+    int32_t id = INT32_MAX;
+    for (int t = 0; t < num_threads; t++)
+      if (shared.threads[t].best_ids[row] != INT32_MAX && shared.threads[t].best[row] > best) {
+        best = shared.threads[t].best[row];
+        id = shared.threads[t].best_ids[row];
+      }
+    if (!pass.draws || !pass.draws[row].q) return id == INT32_MAX ? 0 : id;
+    const Draw &draw = pass.draws[row];
+    if (!softmax_logits(draw.q, config.num_logits, best, draw.temperature)) return -1;
+    return invert(draw.q, config.num_logits, draw.coin);
   }
 
   void run() {
     enter_kernels();
-    if (pass.whole) {
+    if (pass.whole && !config.eagle) {
       embed();
       capture(0);
     }
+    if (config.eagle && config.eagle->kind == OP_EAGLE1) fuse();
     for (int index = pass.first_layer; index < pass.last_layer; index++) {
       layer(index);
       if (pass.whole) capture(index + 1);
     }
     // A sandwich leaves each thread's rows to itself.
     if (config.block == OP_BLOCK_SANDWICH) barrier();
+    if (config.eagle && pass.batch->outputs) output();
     if (pass.whole && pass.batch->num_logit_rows > 0) head();
     leave_kernels();
   }

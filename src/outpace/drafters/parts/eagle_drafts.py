@@ -1,0 +1,283 @@
+"""Drafts of an EAGLE head: chains, drawn or chosen, and dynamic trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outpace.drafters.parts.eagle_rows import EagleRows, Feed
+from outpace.drafters.parts.eagle_tree import CandidateTree
+from outpace.drafters.parts.top_tokens import top_tokens
+from outpace.models.attention import Segment
+from outpace.types import Draft, Sequence
+from outpace.verification.coupled import choose
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32
+
+NUM_RACING = 32
+"""Tokens among which the noise of a seeded request chooses a draft token."""
+
+MIN_TEMPERATURE = 0.01
+"""Below it a draw is the argmax but for rare exceptions, and is not worth float32's trouble."""
+
+NO_DRAFT = Draft()
+
+
+@dataclass(slots=True)
+class _Race:
+    """A seeded request's chain while it is made. x: what its next column starts from."""
+
+    feed: Feed
+    count: int
+    x: Float32[np.ndarray, "1 H"]
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def next_slot(self) -> int:
+        """Where the column of the newest draft token goes: behind the row's end."""
+        return self.feed.start + len(self.feed.token_ids) + len(self.token_ids) - 1
+
+
+@dataclass(slots=True)
+class _Growth:
+    """A sequence's tree while it is made.
+
+    outputs: of each node fed the output of its column, [H], where its children's start from; of -1
+    that of the newest token.
+    """
+
+    feed: Feed
+    tree: CandidateTree
+    outputs: dict[int, Float32[np.ndarray, " H"]]
+    frontier: list[int] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)
+
+    def next_level(self) -> bool:
+        """Whether another level is to be grown: from `frontier`, of which and of what stands above
+        it the columns are to be fed."""
+        self.frontier = self.tree.frontier()
+        self.fed = self.tree.closure(self.frontier)
+        return bool(self.frontier)
+
+    @property
+    def segment(self) -> Segment:
+        start = self.feed.start + len(self.feed.token_ids)
+        return Segment(self.feed.row, start, len(self.fed), self.tree.parents_within(self.fed))
+
+
+class EagleDrafts:
+    """Drafts for sequences whose columns are ready to be fed (`EagleRows.is_ready`).
+
+    All passes are over float32 arrays in host memory. Drafted columns are written behind the end of
+    a row, where the next pass overwrites them.
+    """
+
+    def __init__(
+        self, rows: EagleRows, rng: np.random.Generator, origin: str, num_tokens: int
+    ) -> None:
+        """num_tokens: of the target, padding of its vocabulary left out, as its distributions are."""
+        self._rows = rows
+        self._head = rows.head
+        self._rng = rng
+        self._origin = origin
+        self._target_ids = rows.head.draft_token_ids
+        self._num_tokens = num_tokens
+        self._weights = np.zeros(self._num_tokens, np.float32)
+
+    def chains(self, seqs: List[Sequence], counts: List[int]) -> list[Draft]:
+        """`counts[i]` tokens after each sequence; none for 0.
+
+        The argmax for a greedy request. Without a seed tokens are drawn from the head's softmax at
+        the request's temperature, their q; with one they are chosen by the noise by which the
+        target will choose at the same position, which makes the two agree more often.
+        """
+        drafts = [NO_DRAFT] * len(seqs)
+        wanted = [i for i, count in enumerate(counts) if count > 0]
+        seeded = [i for i in wanted if _races(seqs[i])]
+        others = [i for i in wanted if not _races(seqs[i])]
+        for chosen, draw in ((others, self._at_once), (seeded, self._race)):
+            if chosen:
+                made = draw([seqs[i] for i in chosen], [counts[i] for i in chosen])
+                for i in chosen:
+                    drafts[i] = made[seqs[i].seq_id]
+        return drafts
+
+    def _at_once(self, seqs: List[Sequence], counts: List[int]) -> dict[int, Draft]:
+        """Argmax and drawn chains, in one call of the head; by seq_id."""
+        sizes = {seq.seq_id: count for seq, count in zip(seqs, counts, strict=True)}
+        feeds = self._rows.feeds(seqs)
+        temperatures = [_temperature(feed.seq) for feed in feeds]
+        coins = [
+            self._rng.random(sizes[feed.seq.seq_id]).tolist()
+            if temperature
+            else [0.0] * sizes[feed.seq.seq_id]
+            for feed, temperature in zip(feeds, temperatures, strict=True)
+        ]
+        drafted = self._head.draft(
+            self._rows.cache,
+            [feed.row for feed in feeds],
+            [feed.start for feed in feeds],
+            [feed.token_ids for feed in feeds],
+            np.concatenate([feed.x for feed in feeds]),
+            [sizes[feed.seq.seq_id] for feed in feeds],
+            temperatures,
+            coins,
+        )
+        self._rows.claim(feeds)
+        return {
+            feed.seq.seq_id: Draft(tuple(token_ids), self._over_target(q), self._origin)
+            for feed, token_ids, q in zip(feeds, drafted.token_ids, drafted.q, strict=True)
+        }
+
+    def _over_target(
+        self, q: Float32[np.ndarray, "steps Vd"] | None
+    ) -> tuple[Float32[np.ndarray, " V"], ...] | None:
+        """Distributions over the draft vocabulary by target id: 0 where the draft has no token."""
+        if q is None:
+            return None
+        spread = np.zeros((len(q), self._num_tokens), np.float32)
+        # Row by row: one assignment to all rows takes numpy three times as long.
+        for row, law in zip(spread, q, strict=True):
+            row[self._target_ids] = law
+        return tuple(spread)
+
+    def _race(self, seqs: List[Sequence], counts: List[int]) -> dict[int, Draft]:
+        """Chains of seeded requests, token by token; by seq_id."""
+        sizes = {seq.seq_id: count for seq, count in zip(seqs, counts, strict=True)}
+        feeds = self._rows.feeds(seqs)
+        logits, outputs = self._feed_all(feeds)
+        races = [
+            _Race(feed, sizes[feed.seq.seq_id], outputs[i : i + 1]) for i, feed in enumerate(feeds)
+        ]
+        running = races
+        while True:
+            for race, row in zip(running, logits, strict=True):
+                race.token_ids.append(self._winner(row, race))
+            running = [race for race in running if len(race.token_ids) < race.count]
+            if not running:
+                break
+            logits, outputs = self._head.forward(
+                self._rows.cache,
+                [race.token_ids[-1] for race in running],
+                np.concatenate([race.x for race in running]),
+                [Segment(race.feed.row, race.next_slot, 1) for race in running],
+                range(len(running)),
+            )
+            for i, race in enumerate(running):
+                race.x = outputs[i : i + 1]
+        return {
+            race.feed.seq.seq_id: Draft(tuple(race.token_ids), origin=self._origin)
+            for race in races
+        }
+
+    def _winner(self, logits: Float32[np.ndarray, " Vd"], race: _Race) -> int:
+        """The token that arrives first in the race of `coupled.choose`, of the likeliest ones."""
+        seq = race.feed.seq
+        assert seq.params.seed is not None
+        count = min(NUM_RACING, len(logits))
+        best = np.argpartition(logits, -count)[-count:]
+        token_ids, weights = self._target_ids[best], self._weights
+        # Float64: a temperature near 0 would overflow.
+        above = logits[best].astype(np.float64)
+        weights[token_ids] = np.exp((above - above.max()) / seq.params.temperature)
+        position = seq.num_output + len(race.token_ids)
+        winner = choose(weights, seq.params.seed, seq.choice, position)
+        weights[token_ids] = 0
+        return winner
+
+    def _feed_all(
+        self, feeds: List[Feed]
+    ) -> tuple[Float32[np.ndarray, "n Vd"], Float32[np.ndarray, "n H"]]:
+        """Feed the columns that are due; logits and outputs of the last one of each sequence."""
+        last = (np.cumsum([len(feed.token_ids) for feed in feeds]) - 1).tolist()
+        logits, outputs = self._head.forward(
+            self._rows.cache,
+            [token for feed in feeds for token in feed.token_ids],
+            np.concatenate([feed.x for feed in feeds]),
+            [Segment(feed.row, feed.start, len(feed.token_ids)) for feed in feeds],
+            last,
+        )
+        self._rows.claim(feeds)
+        return logits, outputs[last]
+
+    def trees(
+        self, seqs: List[Sequence], max_nodes: List[int], max_depths: List[int], top_k: int
+    ) -> list[Draft]:
+        """A dynamic tree after each sequence, its nodes chosen and not drawn; none for 0.
+
+        Nodes know their ancestors within one pass only, so each level feeds those of the tree that
+        it hangs from anew.
+        """
+        drafts = [NO_DRAFT] * len(seqs)
+        places = {seq.seq_id: i for i, seq in enumerate(seqs) if max_nodes[i] and max_depths[i]}
+        if not places:
+            return drafts
+        feeds = self._rows.feeds([seqs[i] for i in places.values()])
+        logits, outputs = self._feed_all(feeds)
+        growths = []
+        for feed, output in zip(feeds, outputs, strict=True):
+            i = places[feed.seq.seq_id]
+            tree = CandidateTree(top_k=top_k, max_nodes=max_nodes[i], max_depth=max_depths[i])
+            growths.append(_Growth(feed, tree, {-1: output}, [-1]))
+        self._add_children(growths, logits, top_k)
+        while growing := [growth for growth in growths if growth.next_level()]:
+            self._add_children(growing, self._feed_frontiers(growing), top_k)
+        for growth in growths:
+            drafts[places[growth.feed.seq.seq_id]] = self._cut(growth.tree)
+        return drafts
+
+    def _feed_frontiers(self, growths: List[_Growth]) -> Float32[np.ndarray, "n Vd"]:
+        """Feed each frontier with what stands above it; logits after the frontiers' nodes."""
+        token_ids: list[int] = []
+        logit_rows: list[int] = []
+        x: list[Float32[np.ndarray, " H"]] = []
+        for growth in growths:
+            tree, place = growth.tree, {node: i for i, node in enumerate(growth.fed)}
+            logit_rows += [len(token_ids) + place[node] for node in growth.frontier]
+            token_ids += [tree.token_ids[node] for node in growth.fed]
+            x += [growth.outputs[tree.parents[node]] for node in growth.fed]
+        logits, outputs = self._head.forward(
+            self._rows.cache,
+            token_ids,
+            np.stack(x),
+            [growth.segment for growth in growths],
+            logit_rows,
+        )
+        end = 0
+        for growth in growths:
+            begin, end = end, end + len(growth.fed)
+            growth.outputs |= zip(growth.fed, outputs[begin:end], strict=True)
+        return logits
+
+    def _add_children(
+        self, growths: List[_Growth], logits: Float32[np.ndarray, "n Vd"], top_k: int
+    ) -> None:
+        """Give every node of the frontiers, in their order, its likeliest children."""
+        best = top_tokens(logits, top_k)
+        peaks = logits.max(axis=1, keepdims=True)
+        norms = peaks + np.log(np.exp(logits - peaks).sum(axis=1, keepdims=True))
+        log_probs = (np.take_along_axis(logits, best, axis=1) - norms).tolist()
+        token_ids = self._target_ids[best].tolist()
+        rows = iter(range(len(logits)))
+        for growth in growths:
+            for node in growth.frontier:
+                row = next(rows)
+                growth.tree.add(node, token_ids[row], log_probs[row])
+
+    def _cut(self, tree: CandidateTree) -> Draft:
+        nodes = tree.best()
+        token_ids = tuple(tree.token_ids[node] for node in nodes)
+        return Draft(token_ids, origin=self._origin, parents=tree.parents_within(nodes))
+
+
+def _races(seq: Sequence) -> bool:
+    return seq.params.seed is not None and not seq.params.is_greedy
+
+
+def _temperature(seq: Sequence) -> float:
+    temperature = seq.params.temperature
+    return temperature if temperature >= MIN_TEMPERATURE else 0.0

@@ -1,0 +1,212 @@
+"""Which columns an EAGLE head has of each sequence, and the features of those still to come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outpace.cache import common_prefix_len
+from outpace.drafters.parts.features import CapturedFeatures, PendingFeatures, committed_rows
+from outpace.models.attention import Segment, padded_capacity
+from outpace.types import Scores, Sequence, Verdict
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32
+
+    from outpace.heads.base import EagleRunner
+
+MAX_FEED = 512
+"""Most columns of one sequence fed per pass of the head while it catches up."""
+
+
+@dataclass(slots=True)
+class _Columns:
+    """A sequence's row in the head's cache.
+
+    pending: features of the tokens after those whose columns the row holds.
+    newest: the feature of the row's last column if that was fed for this sequence, [1, F].
+    """
+
+    row: int
+    pending: PendingFeatures = field(default_factory=PendingFeatures)
+    newest: Float32[np.ndarray, "1 F"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The next columns of one sequence: from slot `start` of `row` on, `token_ids` with `x`."""
+
+    seq: Sequence
+    row: int
+    start: int
+    token_ids: list[int]
+    x: Float32[np.ndarray, "n H"]
+
+
+class EagleRows:
+    """The head's cache, kept in step with the text.
+
+    A row holds columns made of committed tokens and true target features only, the longest run of
+    them from the first token on: what is drafted is written behind its end and never counted in.
+    So nothing has to be undone after a rejection, a stop or a step slept through; columns come when
+    `pass_over` or a draft feeds the features that came in since. A column's id in the cache is its
+    token, i + 1 for column i; the first token is in the row's salt, since every column depends on
+    it: equal ids under equal salts are equal columns.
+
+    Features stay pending while nobody asks for drafts, 4 F bytes a token, F = features of all
+    captured layers (6.9 kB for three layers of 576); the cache takes `EagleRunner.kv_bytes` for
+    `num_rows` rows of `capacity` slots.
+    """
+
+    def __init__(self, head: EagleRunner, *, num_rows: int, num_slots: int) -> None:
+        """num_slots: of each row, columns and drafted ones together."""
+        self.head = head
+        self.cache = head.new_cache(num_rows=num_rows, capacity=padded_capacity(num_slots))
+        self.max_columns = min(self.cache.capacity, head.config.max_position_embeddings)
+        self._columns: dict[int, _Columns] = {}
+
+    def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
+        """Give `seq` a row; see `Drafter.adopt`."""
+        known = self._fork(source, seq) if source is not None else None
+        if known is None:
+            row, known = self.cache.open(seq.tokens[1:], _salt(seq))
+            self._columns[seq.seq_id] = _Columns(row)
+        # A text too long for the head is never drafted for: no feature of it is worth a pass.
+        return min(length, known) if self._fits(seq) else length
+
+    def _fork(self, source: Sequence, seq: Sequence) -> int | None:
+        """Give `seq` a copy of what `source` has of their common beginning; returns how many
+        features of it are fed or pending then. None: nothing can be copied."""
+        shared = self._columns.get(source.seq_id)
+        if shared is None or _salt(source) != _salt(seq):
+            return None
+        # Feature i is of tokens 0 .. i, column i of tokens 0 .. i + 1. The last column is fed for
+        # each sequence, for the sake of its output.
+        num_features = min(common_prefix_len(source.tokens, seq.tokens), len(seq.tokens) - 1)
+        num_columns = max(num_features - 1, 0)
+        while (missing := num_columns - self.cache.length(shared.row)) > 0 and shared.pending:
+            count = min(missing, len(shared.pending), MAX_FEED)
+            self.pass_over([source], [count])
+        behind = self.cache.length(shared.row) - num_columns
+        num_columns = min(num_columns, self.cache.length(shared.row))
+        parts = []
+        if behind <= 0:
+            parts = shared.pending.first(num_features - num_columns)
+        elif behind == 1 and shared.newest is not None:
+            parts = [shared.newest]
+        row = self.cache.fork(shared.row, num_columns)
+        columns = self._columns[seq.seq_id] = _Columns(row, PendingFeatures(parts))
+        return num_columns + len(columns.pending)
+
+    def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
+        """Keep the features of the tokens that are text now, the newest one's excepted."""
+        captured: CapturedFeatures | None = None
+        for i, (seq, verdict) in enumerate(zip(seqs, verdicts, strict=True)):
+            columns = self._columns.get(seq.seq_id)
+            if columns is None:
+                continue
+            start, rows = scores.starts[i], committed_rows(scores.fed[i], scores.rows[i], verdict)
+            known = self._num_known(columns)
+            end = min(len(seq.tokens) - 1, self.max_columns)
+            # A gap before `start`: this text is too long, or was turned away (`adopt`).
+            if start <= known < end:
+                captured = captured or CapturedFeatures(
+                    scores.hidden, self.head.config.feature_layers
+                )
+                columns.pending.append(captured[_part(rows, known - start, end - start)])
+
+    def is_ready(self, seq: Sequence) -> bool:
+        """Whether every column that the next draft needs is there or can be fed."""
+        columns = self._columns.get(seq.seq_id)
+        if columns is None or self._num_known(columns) != len(seq.tokens) - 1:
+            return False
+        return bool(columns.pending) or columns.newest is not None
+
+    def catch_up(self, seqs: List[Sequence]) -> None:
+        """Feed all but the newest MAX_FEED columns of sequences that are ready."""
+        while behind := [s for s in seqs if len(self._columns[s.seq_id].pending) > MAX_FEED]:
+            self.pass_over(behind, [MAX_FEED] * len(behind))
+
+    def pass_over(self, seqs: List[Sequence], counts: List[int]) -> None:
+        """Feed the next `counts[i]` columns of each sequence, without logits."""
+        feeds = self.feeds(seqs, counts)
+        segments = [Segment(feed.row, feed.start, len(feed.token_ids)) for feed in feeds]
+        token_ids = [token for feed in feeds for token in feed.token_ids]
+        x = np.concatenate([feed.x for feed in feeds])
+        self.head.forward(self.cache, token_ids, x, segments, [])
+        self.claim(feeds)
+
+    def feeds(self, seqs: List[Sequence], counts: List[int] | None = None) -> list[Feed]:
+        """The next `counts[i]` columns of each sequence, in the order of their rows; None: all,
+        at least one, the last column once more where there is no other. `claim` what was fed."""
+        order = sorted(range(len(seqs)), key=lambda i: self._columns[seqs[i].seq_id].row)
+        parts: list[Float32[np.ndarray, "n F"]] = []
+        sizes: list[int] = []
+        for i in order:
+            columns = self._columns[seqs[i].seq_id]
+            if counts is None and not columns.pending:
+                self._take_back(columns)
+            size = len(columns.pending) if counts is None else counts[i]
+            parts += columns.pending.first(size)
+            sizes.append(size)
+        features = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        x, feeds, end = self.head.fuse(features), [], 0
+        for i, size in zip(order, sizes, strict=True):
+            row = self._columns[seqs[i].seq_id].row
+            start, end = self.cache.length(row), end + size
+            tokens = seqs[i].tokens[start + 1 : start + 1 + size]
+            feeds.append(Feed(seqs[i], row, start, tokens, x[end - size : end]))
+        return feeds
+
+    def claim(self, feeds: List[Feed]) -> None:
+        """Count in what was fed: after the pass, so that one that raises leaves all as it was."""
+        for feed in feeds:
+            columns, count = self._columns[feed.seq.seq_id], len(feed.token_ids)
+            columns.newest = columns.pending.first(count)[-1][-1:].copy()
+            columns.pending.drop(count)
+            self.cache.append(feed.row, feed.token_ids)
+
+    def release(self, seq: Sequence) -> None:
+        """Give the row back, with all columns whose features are known: a text that starts with
+        this one takes them over, and what the head lacks the target would have to feed again."""
+        if seq.seq_id not in self._columns:
+            return
+        try:
+            self.catch_up([seq])
+            if pending := len(self._columns[seq.seq_id].pending):
+                self.pass_over([seq], [pending])
+        finally:
+            self.cache.close(self._columns.pop(seq.seq_id).row)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if rows have leaked."""
+        self.cache.check_integrity([columns.row for columns in self._columns.values()])
+        assert not self._columns, f"columns left of sequences {sorted(self._columns)}"
+
+    def _num_known(self, columns: _Columns) -> int:
+        """How many tokens, from the first on, have their feature in a column or pending."""
+        return self.cache.length(columns.row) + len(columns.pending)
+
+    def _take_back(self, columns: _Columns) -> None:
+        """Make the last column one to be fed again."""
+        assert columns.newest is not None, "check is_ready first"
+        self.cache.rollback(columns.row, self.cache.length(columns.row) - 1)
+        columns.pending.append(columns.newest)
+        columns.newest = None
+
+    def _fits(self, seq: Sequence) -> bool:
+        return len(seq.tokens) - 1 <= self.max_columns
+
+
+def _salt(seq: Sequence) -> str:
+    return f"{seq.tokens[0]} {seq.cache_salt}"
+
+
+def _part(rows: slice | list[int], begin: int, end: int) -> slice | list[int]:
+    """`rows[begin:end]` of a run of rows given either way."""
+    if isinstance(rows, slice):
+        return slice(rows.start + begin, min(rows.start + end, rows.stop))
+    return rows[begin:end]

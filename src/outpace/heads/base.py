@@ -1,0 +1,94 @@
+"""What a drafter needs of an EAGLE head, whoever computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from outpace.cache import CopyableRows
+from outpace.heads.config import EagleConfig
+from outpace.models.attention import Segment
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float32, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDraft:
+    """A chain for each sequence.
+
+    token_ids: target ids. q: for each token the distribution that it was drawn from, over the
+    *draft* vocabulary, [draft_vocab_size] float32 that sums to 1; None for a sequence whose tokens
+    are the argmax.
+    """
+
+    token_ids: list[list[int]]
+    q: list[Float32[np.ndarray, "steps Vd"] | None]
+
+
+class EagleRunner(Protocol):
+    """An EAGLE head that runs over its own cache rows, all arrays float32 in host memory.
+
+    Columns live in cache rows like a model's tokens: slot i of a row is column i, its rotary
+    position is i (of tree nodes: by depth). The cache's row ids are the tokens of the columns:
+    token i + 1 for column i.
+    """
+
+    config: EagleConfig
+
+    @property
+    def draft_token_ids(self) -> Int64[np.ndarray, " Vd"]:
+        """The target id of each token of the draft vocabulary, ascending."""
+
+    def kv_bytes(self, *, num_rows: int, capacity: int) -> int: ...
+
+    def new_cache(self, *, num_rows: int, capacity: int) -> CopyableRows:
+        """Rows of columns; `capacity` a multiple of `attention.KEY_BLOCK`."""
+
+    def fuse(self, features: Float32[np.ndarray, "n F"]) -> Float32[np.ndarray, "n H"]:
+        """Target features (captured layers side by side) as what columns start from.
+
+        Of "eagle3" the output of `fc`, with its norms; of "eagle" the last layer through the
+        target's final norm.
+        """
+
+    def forward(
+        self,
+        cache: CopyableRows,
+        token_ids: List[int],
+        x: Float32[np.ndarray, "n H"],
+        segments: List[Segment],
+        logit_rows: List[int],
+    ) -> tuple[Float32[np.ndarray, "r Vd"], Float32[np.ndarray, "n H"]]:
+        """One pass over new columns, which may be trees. Writes keys and values; the ids of the
+        rows are the caller's to keep.
+
+        token_ids: target ids. x: what each column starts from: fused features, or the output of the
+        column before it. Returns the logits of `logit_rows` over the draft vocabulary, and every
+        column's output (after the final norm if `norm_output`), from which columns that follow it
+        start.
+        """
+
+    def draft(
+        self,
+        cache: CopyableRows,
+        rows: List[int],
+        starts: List[int],
+        pending: List[List[int]],
+        x: Float32[np.ndarray, "n H"],
+        counts: List[int],
+        temperatures: List[float],
+        coins: List[List[float]],
+    ) -> HeadDraft:
+        """Chains for several sequences, on the native path in one call.
+
+        Feeds `pending[i]` (at least one token; `x` holds their rows, one sequence after the other)
+        from slot `starts[i]` of row `rows[i]`, then the drafted tokens but the last, each with the
+        output of the column before it; `counts[i]` tokens (at least one) are drafted.
+
+        temperatures[i]: 0 drafts the argmax (lowest id among equals); otherwise token j is drawn by
+        inverting the cumulative sum of softmax(logits / temperature) at the coin coins[i][j] in
+        [0, 1), and that distribution is returned as q.
+        """

@@ -1,0 +1,40 @@
+"""From a draft's directory to an EAGLE head that runs beside its target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outpace.errors import ModelError
+from outpace.heads.bundled import bundled_draft
+from outpace.heads.checkpoint import read_eagle
+from outpace.heads.target_parts import TargetParts
+from outpace.heads.torch_runner import TorchEagle
+from outpace.models.native.decoder import NativeDecoder
+
+if TYPE_CHECKING:
+    from outpace.heads.base import EagleRunner
+    from outpace.models.load import LoadedModel
+
+
+def open_eagle(path: str | Path | None, target: LoadedModel, algorithm: str) -> EagleRunner:
+    """Load an EAGLE head for a target, computed by what computes the target.
+
+    path: the draft's directory; None takes the one that comes with this package. Raises ModelError
+    where there is none, or it does not go with the target.
+    """
+    parts = TargetParts(target)
+    directory = bundled_draft(parts, algorithm) if path is None else Path(path)
+    if directory is None:
+        raise ModelError(
+            f"no {algorithm!r} draft comes with this package for {target.name}; train one with "
+            f"`outpace train {algorithm} --model {target.name} ...` and give its directory as "
+            "`model` (--speculative-model), or use another method"
+        )
+    checkpoint = read_eagle(directory, parts, algorithm)
+    weights = checkpoint.weights(parts)
+    if isinstance(target.decoder, NativeDecoder):
+        from outpace.heads.native import NativeEagle
+
+        return NativeEagle(checkpoint.config, weights, parts, checkpoint.draft_token_ids)
+    return TorchEagle(checkpoint.config, weights, parts, checkpoint.draft_token_ids)

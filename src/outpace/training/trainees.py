@@ -1,0 +1,293 @@
+"""From what a run is asked for to a draft in training, for every kind there is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outpace.errors import OptionError
+from outpace.heads.kinds import detect_kind
+from outpace.training.batches import training_indices
+from outpace.training.vocabulary import choose_draft_vocabulary, count_tokens
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Int64
+
+    from outpace.heads.config import EagleConfig
+    from outpace.heads.target_parts import TargetParts
+    from outpace.training.draft_size import ModelSize
+    from outpace.training.store import FeatureStore
+    from outpace.training.trainee import Trainee
+
+KINDS = ("eagle3", "eagle", "medusa", "draft_model", "early_exit")
+DEFAULT_DRAFT_VOCABULARY = 12288
+DEFAULT_COST = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSettings:
+    """What is trained, and by which loss; None leaves a value to the kind.
+
+    kind: one of `KINDS`, called as the method it is for. init: a draft of the same kind to go on
+    from. draft_vocab_size: tokens that it can draft (not of draft models, which draft all).
+    ttt_steps: draft steps that EAGLE heads are unrolled for. intermediate_size, num_kv_heads: of
+    an EAGLE head. train_head: whether its output head departs from the target's. num_heads: of
+    Medusa. layer: of an early exit. cost, hidden_size, num_layers: of a draft model; see
+    `draft_size`.
+    """
+
+    kind: str
+    loss: str = "kl"
+    seed: int = 0
+    init: Path | None = None
+    draft_vocab_size: int | None = None
+    ttt_steps: int | None = None
+    intermediate_size: int | None = None
+    num_kv_heads: int | None = None
+    train_head: bool | None = None
+    num_heads: int | None = None
+    layer: int | None = None
+    cost: float | None = None
+    hidden_size: int | None = None
+    num_layers: int | None = None
+
+    def check(self, parts: TargetParts) -> None:
+        """Raise OptionError or ModelError for settings that no run could follow, before hours of
+        one are spent."""
+        from outpace.training.losses import loss_named
+
+        assert self.kind in KINDS
+        loss_named(self.loss)
+        size = self.draft_vocab_size
+        if size is not None and not 1 <= size <= parts.vocab_size:
+            raise OptionError(
+                f"a draft vocabulary has from 1 to {parts.vocab_size} tokens, all of the "
+                f"target's; got {size}"
+            )
+        if self.init is not None and (found := detect_kind(self.init)) != self.kind:
+            raise OptionError(
+                f"{self.init} holds a draft for method {found!r}, and one for {self.kind!r} is to "
+                "be trained; a run goes on from a draft of its own kind"
+            )
+        _BUILDERS[self.kind](self, parts).check()
+
+    def as_json(self) -> dict[str, Any]:
+        values = {key: value for key, value in asdict(self).items() if value is not None}
+        return values | ({"init": self.init.name} if self.init is not None else {})
+
+
+def captured_layers(settings: DraftSettings, parts: TargetParts) -> tuple[int, ...]:
+    """The target's layers whose outputs the draft is trained on, ascending."""
+    needed = {*_BUILDERS[settings.kind](settings, parts).layers(), parts.num_layers}
+    return tuple(sorted(needed))
+
+
+def make_trainee(settings: DraftSettings, parts: TargetParts, store: FeatureStore) -> Trainee:
+    """The draft at its start. Equal arguments make equal ones."""
+    return _BUILDERS[settings.kind](settings, parts).trainee(store)
+
+
+class _Builder:
+    """One kind's part of the work. `settings` are checked where they reach the kind's classes."""
+
+    def __init__(self, settings: DraftSettings, parts: TargetParts) -> None:
+        self.settings, self.parts = settings, parts
+
+    def check(self) -> None:
+        """Raise OptionError or ModelError for settings of this kind that cannot be."""
+        self.layers()
+
+    def layers(self) -> tuple[int, ...]:
+        """The captured layers besides the last."""
+        return ()
+
+    def trainee(self, store: FeatureStore) -> Trainee:
+        raise NotImplementedError
+
+    def vocabulary(self, store: FeatureStore, default: int) -> Int64[np.ndarray, " Vd"]:
+        """The draft vocabulary that the training answers ask for."""
+        size = self.settings.draft_vocab_size or min(default, self.parts.vocab_size)
+        answers, prompts = _token_counts(store)
+        return choose_draft_vocabulary(answers, prompts, size)
+
+    def given(self, **names: str) -> dict[str, Any]:
+        """Keyword arguments from settings that are not None. names: argument = setting."""
+        values = {key: getattr(self.settings, setting) for key, setting in names.items()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @property
+    def common(self) -> dict[str, Any]:
+        return {"loss": self.settings.loss, "compute_dtype": compute_dtype()}
+
+
+class _Eagle(_Builder):
+    def layers(self) -> tuple[int, ...]:
+        from outpace.heads.checkpoint import read_eagle
+
+        if self.settings.init is not None:
+            head = read_eagle(self.settings.init, self.parts, self.settings.kind)
+            return head.config.feature_layers
+        return self._config(1).feature_layers
+
+    def trainee(self, store: FeatureStore) -> Trainee:
+        from outpace.heads.checkpoint import read_eagle
+        from outpace.training.eagle import EagleOptions
+        from outpace.training.eagle_init import eagle_from_head, eagle_from_target
+
+        settings = self.settings
+        given = self.given(ttt_steps="ttt_steps", train_head="train_head")
+        options = EagleOptions(**self.common, **given)
+        if settings.init is not None:
+            head = read_eagle(settings.init, self.parts, settings.kind)
+            size = settings.draft_vocab_size
+            vocabulary = None if size is None else self.vocabulary(store, size)
+            return eagle_from_head(head, self.parts, store, options, vocabulary)
+        vocabulary = self.vocabulary(store, DEFAULT_DRAFT_VOCABULARY)
+        config = self._config(len(vocabulary))
+        return eagle_from_target(config, self.parts, store, vocabulary, options, seed=settings.seed)
+
+    def _config(self, draft_vocab_size: int) -> EagleConfig:
+        from outpace.training.eagle_init import default_feature_layers, new_eagle_config
+
+        # In a small target some of the layers that are usually taken are the same.
+        layers = sorted(set(default_feature_layers(self.parts.num_layers)))
+        return new_eagle_config(
+            self.parts.config,
+            draft_vocab_size,
+            algorithm=self.settings.kind,
+            feature_layers=tuple(layers),
+            **self.given(intermediate_size="intermediate_size", num_key_value_heads="num_kv_heads"),
+        )
+
+
+class _Medusa(_Builder):
+    def check(self) -> None:
+        from outpace.heads.shared_head import check_target
+
+        sizes = {"vocab_size": self.parts.vocab_size, "hidden_size": self.parts.hidden_size}
+        check_target(self.parts, "a Medusa head", **sizes)
+
+    def trainee(self, store: FeatureStore) -> Trainee:
+        from outpace.heads.medusa import read_medusa
+        from outpace.training.medusa import MedusaOptions, MedusaTrainee
+
+        settings, start = self.settings, None
+        vocabulary = None
+        if settings.init is not None:
+            start = read_medusa(settings.init, self.parts)
+            vocabulary = start.draft_token_ids
+        if vocabulary is None or settings.draft_vocab_size is not None:
+            vocabulary = self.vocabulary(store, DEFAULT_DRAFT_VOCABULARY)
+        options = MedusaOptions(**self.common, **self.given(num_heads="num_heads"))
+        return MedusaTrainee(self.parts, vocabulary, options, start)
+
+
+class _EarlyExit(_Builder):
+    def layers(self) -> tuple[int, ...]:
+        return (self._layer(),)
+
+    def check(self) -> None:
+        layer, parts = self._layer(), self.parts
+        if not 1 <= layer < parts.num_layers:
+            raise OptionError(
+                f"an exit of {parts.name} is one of its layers 1 to {parts.num_layers - 1}, "
+                f"got {layer}"
+            )
+
+    def trainee(self, store: FeatureStore) -> Trainee:
+        from outpace.heads.exit import read_exit
+        from outpace.training.early_exit import ExitOptions, ExitTrainee
+
+        settings, start, vocabulary = self.settings, None, None
+        if settings.init is not None:
+            start = read_exit(settings.init, self.parts)
+            vocabulary = start.draft_token_ids
+        if vocabulary is None or settings.draft_vocab_size is not None:
+            vocabulary = self.vocabulary(store, DEFAULT_DRAFT_VOCABULARY)
+        options = ExitOptions(**self.common)
+        return ExitTrainee(self.parts, self._layer(), vocabulary, options, start)
+
+    def _layer(self) -> int:
+        from outpace.heads.exit import read_exit
+
+        if self.settings.layer is not None:
+            return self.settings.layer
+        if self.settings.init is not None:
+            return read_exit(self.settings.init, self.parts).config.exit_layer
+        return max(1, self.parts.num_layers // 2)
+
+
+class _DraftModel(_Builder):
+    def check(self) -> None:
+        if self.settings.init is None:
+            self.size()
+
+    def size(self) -> ModelSize:
+        """The shape asked for, or proposed for the cost."""
+        from outpace.training.draft_size import propose_size, size_of_width
+
+        settings, target = self.settings, self.parts.config
+        vocab_size = self.parts.target.decoder.num_logits
+        width = settings.hidden_size
+        if width is None:
+            cost = DEFAULT_COST if settings.cost is None else settings.cost
+            size = propose_size(target, cost, vocab_size)
+            if settings.num_layers is None:
+                return size
+            width = size.hidden_size
+        return size_of_width(target, width, num_layers=settings.num_layers, vocab_size=vocab_size)
+
+    def trainee(self, store: FeatureStore) -> Trainee:
+        import torch
+
+        from outpace.training.draft_model import (
+            DraftModelOptions,
+            draft_model_from,
+            new_draft_model,
+        )
+
+        options = DraftModelOptions(**self.common)
+        if self.settings.init is not None:
+            return draft_model_from(self.settings.init, self.parts, options)
+        counts = torch.from_numpy(_token_counts(store)[0])
+        return new_draft_model(self.parts, self.size(), counts, options, seed=self.settings.seed)
+
+
+_BUILDERS: dict[str, type[_Builder]] = {
+    "eagle3": _Eagle,
+    "eagle": _Eagle,
+    "medusa": _Medusa,
+    "draft_model": _DraftModel,
+    "early_exit": _EarlyExit,
+}
+
+
+def proposed_size(settings: DraftSettings, parts: TargetParts) -> ModelSize | None:
+    """Of a new draft model its shape; None for other kinds, and where one goes on."""
+    if settings.kind != "draft_model" or settings.init is not None:
+        return None
+    return _DraftModel(settings, parts).size()
+
+
+def compute_dtype() -> torch.dtype:
+    """What products run in while training: bfloat16 where the processor has it, else float32."""
+    import torch
+
+    from outpace.models.load import has_native_bfloat16
+
+    return torch.bfloat16 if has_native_bfloat16(torch.device("cpu")) else torch.float32
+
+
+def _token_counts(
+    store: FeatureStore,
+) -> tuple[Int64[np.ndarray, " V"], Int64[np.ndarray, " V"]]:
+    """How often each token occurs in the answers, and in the prompts, that are trained on."""
+    indices, vocab_size = training_indices(store), store.header.vocab_size
+    texts = [(store.token_ids(i), store.num_prompt(i)) for i in indices]
+    answers = count_tokens((ids[start:] for ids, start in texts), vocab_size)
+    prompts = count_tokens((ids[:start] for ids, start in texts), vocab_size)
+    return answers, prompts
