@@ -79,7 +79,7 @@ class EagleDrafts:
     def __init__(
         self, rows: EagleRows, rng: np.random.Generator, origin: str, num_tokens: int
     ) -> None:
-        """num_tokens: of the target, padding of its vocabulary left out, as its distributions are."""
+        """num_tokens: of the target without what pads its vocabulary: the size of its p."""
         self._rows = rows
         self._head = rows.head
         self._rng = rng
