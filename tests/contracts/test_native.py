@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from eagle_heads import draft_vocabulary, head_config, head_weights
 from families import CASES, save_model
+from heads import random_medusa
 from jaxtyping import Float
 from native_models import (
     FORMATS,
@@ -35,6 +38,8 @@ from torch import Tensor
 
 from outpace import LLM, SamplingParams
 from outpace.drafters import available_methods
+from outpace.heads.native import NativeEagle
+from outpace.heads.target_parts import TargetParts
 from outpace.models.attention import padded_capacity
 from outpace.models.checkpoint import Checkpoint
 from outpace.models.decoder import Decoder
@@ -332,9 +337,20 @@ def answers(llm: LLM) -> list[Any]:
 
 
 @pytest.mark.parametrize(("dtype", "activations"), [FORMATS[0], FORMATS[1], FORMATS[6]])
-def test_every_drafter_gives_the_bits_of_plain_decoding(dtype: str, activations: str) -> None:
+def test_every_drafter_gives_the_bits_of_plain_decoding(
+    dtype: str, activations: str, tmp_path: Path
+) -> None:
     target, other = odd_model(dtype, activations), odd_model(dtype, activations, seed=1)
-    configs: dict[str, dict[str, Any]] = {"draft_model": {"model": loaded(other, "other")}}
+    parts = TargetParts(loaded(target))
+    heads = {name: head_config(name) for name in ("eagle3", "eagle")}
+    configs: dict[str, dict[str, Any]] = {
+        "draft_model": {"model": loaded(other, "other")},
+        "medusa": {"model": random_medusa(parts.target, tmp_path / "medusa")},
+        **{
+            name: {"model": NativeEagle(c, head_weights(c), parts, draft_vocabulary(c))}
+            for name, c in heads.items()
+        },
+    }
     with LLM(loaded(target), max_num_seqs=1) as llm:
         expected = answers(llm)
     for method in available_methods():

@@ -167,10 +167,14 @@ def test_v_is_read_between_rows_at_the_nearest_context(harness: Harness) -> None
     assert v_at(measured, "torch", "chain", 5.0, 0.0) is None
 
 
+TRAINED = ("draft_model", "eagle3", "eagle", "medusa")
+"""Methods that draft with weights which somebody has to name."""
+
+
 def test_every_installed_method_is_measured_in_every_shape(harness: Harness) -> None:
     configs = harness.chosen.named(harness.chosen.installed_configs())
     methods = {config["method"] for config in configs.values()}
-    assert methods == set(available_methods()) - {"none", "draft_model"}
+    assert methods == set(available_methods()) - {"none", *TRAINED}
     assert {c.get("shape") for c in configs.values() if c["method"] == "suffix"} == {
         "chain",
         "tree",
@@ -385,7 +389,7 @@ def test_tiny_run_measures_every_method(
     methods = {run["method"] for run in runs}
     assert {method.split()[0] for method in methods} == {"plain", *available_methods()} - {
         "none",
-        "draft_model",
+        *TRAINED,
     }
     assert len(runs) == 2 * 3 * len(methods)
     assert len(results["width_runs"]) == 1 + 4

@@ -25,8 +25,11 @@ class Width:
 
 
 def needs_model(method: str) -> bool:
-    """Whether a method drafts with a model of its own, which somebody has to name."""
-    return "model" in _option_names(method)
+    """Whether a method drafts with weights of its own, which somebody has to name or to train."""
+    return any(
+        field.name == "model" and not field.metadata.get("optional", False)
+        for field in fields(options_of(method))
+    )
 
 
 def has_shapes(method: str) -> bool:

@@ -49,7 +49,10 @@ class EarlyExitOptions(ModelDraftOptions):
     )
     model: Any = field(
         default=None,
-        metadata={"help": "directory of a trained exit (default: the target's own norm and head)"},
+        metadata={
+            "help": "directory of a trained exit (default: the target's own norm and head)",
+            "optional": True,
+        },
     )
 
     def __post_init__(self) -> None:
