@@ -121,13 +121,11 @@ class MedusaDrafter(Drafter):
         import numpy as np
 
         from outpace.drafters.parts.product_tree import likeliest_paths
-        from outpace.drafters.parts.top_tokens import top_tokens
+        from outpace.drafters.parts.top_tokens import top_log_probs
 
-        best = top_tokens(logits, min(self._top_k, num_nodes))
-        peaks = logits.max(axis=1, keepdims=True)
-        norms = peaks + np.log(np.exp(logits - peaks).sum(axis=1, keepdims=True))
-        log_probs = np.minimum(np.take_along_axis(logits, best, axis=1) - norms, 0)
-        nodes = likeliest_paths(log_probs.tolist(), num_nodes)
+        best, log_probs = top_log_probs(logits, min(self._top_k, num_nodes))
+        # Rounding may lift one above 0, and paths must not gain by growing.
+        nodes = likeliest_paths(np.minimum(log_probs, 0).tolist(), num_nodes)
         candidates = self._token_ids[best].tolist()
         token_ids = tuple(candidates[node.depth - 1][node.rank] for node in nodes)
         return Draft(token_ids, None, "medusa", tuple(node.parent for node in nodes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,7 @@ def make_trainee(settings: DraftSettings, parts: TargetParts, store: FeatureStor
     return _BUILDERS[settings.kind](settings, parts).trainee(store)
 
 
-class _Builder:
+class _Builder(ABC):
     """One kind's part of the work. `settings` are checked where they reach the kind's classes."""
 
     def __init__(self, settings: DraftSettings, parts: TargetParts) -> None:
@@ -105,8 +106,9 @@ class _Builder:
         """The captured layers besides the last."""
         return ()
 
+    @abstractmethod
     def trainee(self, store: FeatureStore) -> Trainee:
-        raise NotImplementedError
+        """The draft at its start."""
 
     def vocabulary(self, store: FeatureStore, default: int) -> Int64[np.ndarray, " Vd"]:
         """The draft vocabulary that the training answers ask for."""

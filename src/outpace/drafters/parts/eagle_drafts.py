@@ -10,7 +10,7 @@ import numpy as np
 
 from outpace.drafters.parts.eagle_rows import EagleRows, Feed
 from outpace.drafters.parts.eagle_tree import CandidateTree
-from outpace.drafters.parts.top_tokens import top_tokens
+from outpace.drafters.parts.top_tokens import top_log_probs
 from outpace.models.attention import Segment
 from outpace.types import Draft, Sequence
 from outpace.verification.coupled import choose
@@ -257,11 +257,8 @@ class EagleDrafts:
         self, growths: List[_Growth], logits: Float32[np.ndarray, "n Vd"], top_k: int
     ) -> None:
         """Give every node of the frontiers, in their order, its likeliest children."""
-        best = top_tokens(logits, top_k)
-        peaks = logits.max(axis=1, keepdims=True)
-        norms = peaks + np.log(np.exp(logits - peaks).sum(axis=1, keepdims=True))
-        log_probs = (np.take_along_axis(logits, best, axis=1) - norms).tolist()
-        token_ids = self._target_ids[best].tolist()
+        best, chances = top_log_probs(logits, top_k)
+        log_probs, token_ids = chances.tolist(), self._target_ids[best].tolist()
         rows = iter(range(len(logits)))
         for growth in growths:
             for node in growth.frontier:

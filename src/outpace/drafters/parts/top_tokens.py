@@ -44,3 +44,15 @@ def top_tokens(logits: Float[np.ndarray, "rows vocab"], k: int) -> Int[np.ndarra
     starts = np.searchsorted(rows[order], np.arange(num_rows))
     best: Int[np.ndarray, "rows k"] = ids[order[starts[:, None] + np.arange(k)]]
     return best
+
+
+def top_log_probs(
+    logits: Float[np.ndarray, "rows V"], count: int
+) -> tuple[Int[np.ndarray, "rows k"], Float[np.ndarray, "rows k"]]:
+    """`top_tokens` of each row, and what the logarithm of softmax(row) is there."""
+    import numpy as np
+
+    best = top_tokens(logits, count)
+    peaks = logits.max(axis=1, keepdims=True)
+    norms = peaks + np.log(np.exp(logits - peaks).sum(axis=1, keepdims=True))
+    return best, np.take_along_axis(logits, best, axis=1) - norms
