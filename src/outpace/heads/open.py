@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outpace.errors import ModelError
 from outpace.heads.bundled import bundled_draft
-from outpace.heads.checkpoint import read_eagle
+from outpace.heads.checkpoint import HEAD, read_eagle
 from outpace.heads.target_parts import TargetParts
 from outpace.heads.torch_runner import TorchEagle
 from outpace.models.native.decoder import NativeDecoder
@@ -33,8 +34,14 @@ def open_eagle(path: str | Path | None, target: LoadedModel, algorithm: str) -> 
         )
     checkpoint = read_eagle(directory, parts, algorithm)
     weights = checkpoint.weights(parts)
+    config, token_ids = checkpoint.config, checkpoint.draft_token_ids
+    # Ids ascend, so that rows for what only pads the target's vocabulary come last.
+    num_tokens = int((token_ids < parts.num_tokens).sum())
+    if num_tokens < len(token_ids):
+        config, token_ids = replace(config, draft_vocab_size=num_tokens), token_ids[:num_tokens]
+        weights[HEAD] = weights[HEAD][:num_tokens]
     if isinstance(target.decoder, NativeDecoder):
         from outpace.heads.native import NativeEagle
 
-        return NativeEagle(checkpoint.config, weights, parts, checkpoint.draft_token_ids)
-    return TorchEagle(checkpoint.config, weights, parts, checkpoint.draft_token_ids)
+        return NativeEagle(config, weights, parts, token_ids)
+    return TorchEagle(config, weights, parts, token_ids)

@@ -52,7 +52,13 @@ class TargetParts:
 
     @property
     def vocab_size(self) -> int:
+        """Rows of the embedding, those that only pad it included."""
         return self.config.vocab_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that exist: the size of the target's p."""
+        return self._decoder.num_logits
 
     @property
     def hidden_size(self) -> int:

@@ -64,9 +64,9 @@ class DraftSettings:
         assert self.kind in KINDS
         loss_named(self.loss)
         size = self.draft_vocab_size
-        if size is not None and not 1 <= size <= parts.vocab_size:
+        if size is not None and not 1 <= size <= parts.num_tokens:
             raise OptionError(
-                f"a draft vocabulary has from 1 to {parts.vocab_size} tokens, all of the "
+                f"a draft vocabulary has from 1 to {parts.num_tokens} tokens, all of the "
                 f"target's; got {size}"
             )
         if self.init is not None and (found := detect_kind(self.init)) != self.kind:
@@ -112,9 +112,10 @@ class _Builder(ABC):
 
     def vocabulary(self, store: FeatureStore, default: int) -> Int64[np.ndarray, " Vd"]:
         """The draft vocabulary that the training answers ask for."""
-        size = self.settings.draft_vocab_size or min(default, self.parts.vocab_size)
+        size = self.settings.draft_vocab_size or min(default, self.parts.num_tokens)
+        tokens = slice(self.parts.num_tokens)  # what pads the target's vocabulary is never drafted
         answers, prompts = _token_counts(store)
-        return choose_draft_vocabulary(answers, prompts, size)
+        return choose_draft_vocabulary(answers[tokens], prompts[tokens], size)
 
     def given(self, **names: str) -> dict[str, Any]:
         """Keyword arguments from settings that are not None. names: argument = setting."""
