@@ -14,7 +14,7 @@ import numpy as np
 from tiny import layer_kind
 
 from outpace.cache import CopyableRows
-from outpace.heads.base import HeadDraft
+from outpace.heads.base import Chooser, HeadDraft
 from outpace.heads.config import EagleConfig
 from outpace.models.attention import Segment
 
@@ -164,17 +164,17 @@ class FakeHead:
         rows: List[int],
         starts: List[int],
         pending: List[List[int]],
-        x: np.ndarray,
+        features: np.ndarray,
         counts: List[int],
-        temperatures: List[float],
-        coins: List[List[float]],
+        choosers: List[Chooser],
     ) -> HeadDraft:
-        assert sum(map(len, pending)) == len(x)
+        assert sum(map(len, pending)) == len(features)
+        x = self.fuse(features)
         token_ids, q, at = [], [], 0
         for i, row in enumerate(rows):
             tokens, end = list(pending[i]), at + len(pending[i])
             chain, laws = self._chain(
-                cache, row, starts[i], tokens, x[at:end], counts[i], temperatures[i], coins[i]
+                cache, row, starts[i], tokens, x[at:end], counts[i], choosers[i]
             )
             token_ids.append(chain)
             q.append(np.stack(laws) if laws else None)
@@ -189,8 +189,7 @@ class FakeHead:
         tokens: list[int],
         x: np.ndarray,
         count: int,
-        temperature: float,
-        coins: List[float],
+        chooser: Chooser,
     ) -> tuple[list[int], list[np.ndarray]]:
         assert count > 0
         assert tokens
@@ -200,8 +199,11 @@ class FakeHead:
             segments = [Segment(row, start, len(tokens))]
             logits, outputs = self.forward(cache, tokens, x, segments, [len(tokens) - 1])
             choice = int(logits[0].argmax())
-            if temperature:
-                choice, law = self._drawn(logits[0], temperature, coins[len(chain)])
+            if chooser.race is not None:
+                choice = chooser.race.winner(logits[0], len(chain))
+            elif chooser.coins:
+                coin = chooser.coins[len(chain)]
+                choice, law = self._drawn(logits[0], chooser.temperature, coin)
                 laws.append(law)
             chain.append(int(self.draft_token_ids[choice]))
             if len(chain) == count:

@@ -93,10 +93,12 @@ def randomise(module: torch.nn.Module, seed: int = 0) -> None:
             parameter += scale * noise
 
 
-def counting_model(dtype: torch.dtype = torch.float64) -> LoadedModel:
+def counting_model(dtype: torch.dtype = torch.float64, *, sharpness: float = 2.0) -> LoadedModel:
     """After token t it says t + 1, and after the last one 0; its layers add nothing.
 
-    The last feature of token t is the t-th unit vector, so that `counting_heads` are right."""
+    The last feature of token t is the t-th unit vector, so that `counting_heads` are right. At
+    temperature 1 it says anything else with probability 31 exp(-sharpness sqrt(32)): 3.8e-4, or
+    5.7e-14 at a sharpness of 6."""
     size = COUNTING_SIZE
     config = tiny_config(num_layers=2, vocab_size=size, hidden_size=size, name="counting")
     weights = random_weights(config)
@@ -105,7 +107,7 @@ def counting_model(dtype: torch.dtype = torch.float64) -> LoadedModel:
             tensor.zero_()
     weights["model.embed_tokens.weight"] = torch.eye(size, dtype=torch.float64)
     weights["model.norm.weight"] = torch.ones(size, dtype=torch.float64)
-    weights["lm_head.weight"] = 2 * torch.eye(size, dtype=torch.float64).roll(1, 0)
+    weights["lm_head.weight"] = sharpness * torch.eye(size, dtype=torch.float64).roll(1, 0)
     decoder = Decoder(config, weights.__getitem__, dtype=dtype)
     return LoadedModel(decoder, tiny_tokenizer(size), "counting", fingerprint="counting")
 

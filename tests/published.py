@@ -58,6 +58,7 @@ def make_release(folder: Path) -> aliases.Release:
         archive.writestr(f"{info}/WHEEL", tags)
         archive.writestr(f"{info}/RECORD", "")
     return aliases.Release(
+        hub_id="someone/some-model",
         description="A tiny model",
         licence="Apache-2.0",
         requirement="tiny-model==1.0",

@@ -13,6 +13,8 @@ from outpace.engine.metrics import EngineMetrics
 from outpace.models.load import LoadedModel, load_model
 from outpace.outputs import SpeculationStats
 
+PLAIN_CONFIG = {"method": "none"}
+
 
 @dataclass(slots=True)
 class Timing:
@@ -91,7 +93,7 @@ class OutpaceMethod:
     ) -> Timing:
         """before: prompts that the same engine answers first, the clock not running."""
         with self._warm_engine(prompt, before, params) as llm:
-            timing = _generate(llm, prompt, params)
+            timing = timed_generation(llm, prompt, params)
         assert timing.num_cached_tokens == 0, "the prompt was in the cache"
         return timing
 
@@ -103,10 +105,10 @@ class OutpaceMethod:
         The prompt is put into the cache before, so that every step is a decoding step.
         """
         with self._warm_engine(prompt) as llm:
-            _generate(llm, prompt, SamplingParams(temperature=0.0, max_tokens=1))
+            timed_generation(llm, prompt, SamplingParams(temperature=0.0, max_tokens=1))
             before = replace(llm.metrics)
-            timing = _generate(llm, prompt, params)
-            counted = _since(before, llm.metrics)
+            timing = timed_generation(llm, prompt, params)
+            counted = since(before, llm.metrics)
         assert timing.num_cached_tokens == len(prompt) - 1, "the prompt was not cached"
         return counted, timing.total_s
 
@@ -120,43 +122,53 @@ class OutpaceMethod:
         """A new engine whose threads are running and whose cache holds no part of `prompt`."""
         with LLM(
             self._loaded,
-            speculative_config=self._config,
+            speculative_config=self._config or PLAIN_CONFIG,
             max_model_len=self._max_model_len,
             max_num_seqs=1,
         ) as llm:
             for earlier in before:
-                _generate(llm, earlier, params or SamplingParams())
+                timed_generation(llm, earlier, params or SamplingParams())
             # The cache has one row, which this empties of whatever came before.
             other = 1 if prompt[0] == 0 else 0
-            _generate(llm, [other, other], SamplingParams(temperature=0.0, max_tokens=1))
+            timed_generation(llm, [other, other], SamplingParams(temperature=0.0, max_tokens=1))
             yield llm
 
 
 def answer(loaded: LoadedModel, prompt: Sequence[int], max_tokens: int) -> str:
     """The text of the model's greedy answer, decoded plainly."""
-    with LLM(loaded, max_model_len=len(prompt) + max_tokens, max_num_seqs=1) as llm:
+    with LLM(
+        loaded,
+        speculative_config=PLAIN_CONFIG,
+        max_model_len=len(prompt) + max_tokens,
+        max_num_seqs=1,
+    ) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         (output,) = llm.generate([{"prompt_token_ids": list(prompt)}], params)
         return output.outputs[0].text
 
 
-def _generate(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Timing:
+def timed_generation(
+    llm: LLM, prompt: Sequence[int], params: SamplingParams, salt: str | None = None
+) -> Timing:
+    """One request, alone. salt: of what it shares with others; None shares with all without one."""
+    request: dict[str, Any] = {"prompt_token_ids": list(prompt)}
     watch = Stopwatch()
     first: EngineMetrics | None = None
-    with llm.stream({"prompt_token_ids": list(prompt)}, params) as stream:
+    with llm.stream(request | ({"cache_salt": salt} if salt else {}), params) as stream:
         for event in stream:
             watch.add(event.token_ids)
             # The engine is in its next pass by now, and adds up again only when that is over.
             first = first or replace(llm.metrics)
     timing = watch.stop()
     if first is not None:
-        timing.counted = _since(first, llm.metrics)
+        timing.counted = since(first, llm.metrics)
     timing.num_cached_tokens = stream.output.metrics.num_cached_tokens
     timing.stats = stream.output.stats
     return timing
 
 
-def _since(before: EngineMetrics, after: EngineMetrics) -> EngineMetrics:
+def since(before: EngineMetrics, after: EngineMetrics) -> EngineMetrics:
+    """What was counted in between."""
     differences = {
         f.name: getattr(after, f.name) - getattr(before, f.name) for f in fields(EngineMetrics)
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,8 @@ class Draft:
         first one's q without their tokens, renormalised.
     num_probes: how many nodes at the end are only evaluated: fed in the same pass for the sake of
         their scores, and never accepted.
+    claims: how likely the drafter thinks each token of a chain is to be accepted, given those
+        before it; None where it does not say. Only ever used to decide how far to draft.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -73,6 +75,7 @@ class Draft:
     origin: str = ""
     parents: tuple[int, ...] | None = None
     num_probes: int = 0
+    claims: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.q is not None and len(self.q) != len(self.token_ids):
@@ -175,6 +178,7 @@ class Draft:
             self.origin,
             parents,
             sum(n >= self.num_verified for n in nodes),
+            None if self.claims is None else tuple(self.claims[n] for n in nodes),
         )
 
 
@@ -219,6 +223,24 @@ class Verdict:
         return Verdict(self.token_ids[:length], num_accepted, self.error, nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What one step took, in seconds.
+
+    draft_s: in the drafter's `propose`. target_s: in the target pass. step_s: from the choice of
+    the batch to the end of the drafter's `observe`.
+    """
+
+    draft_s: float
+    target_s: float
+    step_s: float
+
+    @property
+    def rest_s(self) -> float:
+        """Probabilities, verification, text and bookkeeping."""
+        return self.step_s - self.draft_s - self.target_s
+
+
 @dataclass(slots=True)
 class Scores:
     """What one target pass returned for a batch of sequences.
@@ -241,7 +263,7 @@ class Scores:
     values: torch.Tensor | np.ndarray
     rows: list[slice]
     fed: list[slice]
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
     prompt_rows: list[slice] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 

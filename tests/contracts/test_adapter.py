@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from hf_cases import REFUSED, RUN, RUN_SLOWLY, VOCAB, Case, write, write_config
+from plain import plain_llm
 from scripted import oracle, random_tokens, right_for, scripted
 from tiny import new_sequence
 
@@ -110,7 +111,7 @@ class TestEveryArchitecture:
         expected = list(answers.values())
         assert len({token for answer in expected for token in answer}) > 3, "too easy a text"
         partly = right_for(answers, NUM_TOKENS, lambda seq: seq.num_output % 4)
-        with LLM(subject.model, max_model_len=128) as llm:
+        with plain_llm(subject.model, max_model_len=128) as llm:
             assert run(llm) == expected
         for method in ("ngram", scripted(partly)):
             with speculating(subject.model, method) as llm:
@@ -197,7 +198,7 @@ class TestEngine:
 
     def test_seeded_text_does_not_depend_on_the_drafter(self, olmo2):
         params = SamplingParams(temperature=0.8, top_p=0.95, seed=5, max_tokens=40, ignore_eos=True)
-        with LLM(olmo2.model, max_model_len=128) as llm:
+        with plain_llm(olmo2.model, max_model_len=128) as llm:
             plain = run(llm, params=params)
         answers = dict(zip(map(tuple, PROMPTS), plain, strict=True))
         for propose in (oracle(answers), random_tokens(NUM_TOKENS)):

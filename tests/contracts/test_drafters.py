@@ -18,6 +18,7 @@ import pytest
 from fake_head import FakeHead, head_config
 from heads import random_medusa
 from laws import SMALL, SMALL_DRAFT, SMALL_VOCAB, chi_square_p, pair_counts, pair_law
+from plain import plain_llm
 from scripted import sampled, scripted, siblings
 from tiny import new_runner, tiny_model
 
@@ -127,7 +128,7 @@ CELLS = [
 @pytest.fixture(scope="module")
 def plain() -> dict[str, list[Any]]:
     """What plain decoding answers, by way."""
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         return {way: generate(llm, params) for way, params in WAYS.items()}
 
 

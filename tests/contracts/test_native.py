@@ -33,6 +33,7 @@ from native_models import (
     stored,
     usable_paths,
 )
+from plain import plain_llm
 from tiny import feed
 from torch import Tensor
 
@@ -351,7 +352,7 @@ def test_every_drafter_gives_the_bits_of_plain_decoding(
             for name, c in heads.items()
         },
     }
-    with LLM(loaded(target), max_num_seqs=1) as llm:
+    with plain_llm(loaded(target), max_num_seqs=1) as llm:
         expected = answers(llm)
     for method in available_methods():
         config = {"method": method, "num_speculative_tokens": 4, **configs.get(method, {})}

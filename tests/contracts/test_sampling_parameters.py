@@ -18,6 +18,7 @@ from engine_cases import PROMPTS, TARGET, VOCAB
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from laws import SMALL, SMALL_DRAFT, chi_square_p, pair_counts, pair_law
+from plain import plain_llm
 from scripted import random_tokens, scripted
 from tiny import END_ID, fresh_logits, tiny_model
 
@@ -58,7 +59,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, LLM]]:
     running = {name: LLM(TARGET, speculative_config=config) for name, config in DRAFTERS.items()}
-    running["plain"] = LLM(TARGET)
+    running["plain"] = plain_llm(TARGET)
     yield running
     for llm in running.values():
         llm.close()

@@ -81,8 +81,12 @@ def unknown_words(command: str) -> list[str]:
 
 
 def shown_programs() -> list[Shown]:
-    text = PAGES[0].read_text(encoding="utf-8")
-    return [Shown(f"README.md:{line}", block) for line, block in blocks(text, ("python",))]
+    """The Python of the pages whose blocks are whole programs."""
+    return [
+        Shown(f"{page.relative_to(ROOT)}:{line}", block)
+        for page in (ROOT / "README.md", ROOT / "docs" / "auto.md")
+        for line, block in blocks(page.read_text(encoding="utf-8"), ("python",))
+    ]
 
 
 def run(command: list[str], folder: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -123,7 +127,7 @@ def test_first_program_of_the_readme(tmp_path: Path) -> None:
 @pytest.mark.model
 @pytest.mark.usefixtures("default_model_in_memory", "unchecked_shapes")
 @pytest.mark.parametrize("shown", PROGRAMS, ids=lambda shown: shown.place)
-def test_readme_program(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(shown.code, shown.place, "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out
 
@@ -131,6 +135,14 @@ def test_readme_program(shown: Shown, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
 def test_commands_named_in_sentences_exist(page: Path) -> None:
     named = inline_commands(page.read_text(encoding="utf-8"))
+    assert {command: unknown_words(command) for command in named if unknown_words(command)} == {}
+
+
+def test_commands_of_the_demo_exist() -> None:
+    script = (ROOT / "examples" / "demo.sh").read_text(encoding="utf-8")
+    lines = script.replace('"$bin/outpace"', "outpace").splitlines()
+    named = [line for line in lines if line.startswith("outpace ")]
+    assert len(named) == 2
     assert {command: unknown_words(command) for command in named if unknown_words(command)} == {}
 
 

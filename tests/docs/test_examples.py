@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 from doc_blocks import DOCS, python_blocks, run_block
+from plain import plain_llm
 from tiny import new_sequence, tiny_model
 
 from outpace import LLM, Drafter, SamplingParams
@@ -129,7 +130,7 @@ def test_counting_once_equals_counting_again() -> None:
     ids=["greedy", "seeded"],
 )
 def test_answers_equal_plain_decoding(drafter: type[Drafter], params: SamplingParams) -> None:
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         plain = generate(llm, params)
     with LLM(TARGET, speculative_config={"method": drafter}, max_num_seqs=2) as llm:
         drafted = generate(llm, params)

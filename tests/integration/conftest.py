@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 from engine_cases import TARGET, run
+from plain import plain_llm
 
-from outpace import LLM, SamplingParams
+from outpace import SamplingParams
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,6 +18,6 @@ def _unchecked_shapes(unchecked_shapes_in_module: None) -> None:
 @pytest.fixture(scope="session")
 def answers() -> dict[tuple[int, ...], list[int]]:
     """Plain greedy continuations, by prompt."""
-    with LLM(TARGET, max_num_seqs=1) as llm:
+    with plain_llm(TARGET, max_num_seqs=1) as llm:
         params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
         return {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in run(llm, params)}

@@ -16,6 +16,7 @@ from engine_cases import (
     run,
     speculating,
 )
+from plain import plain_llm
 from scripted import random_tokens
 from tiny import tiny_model
 
@@ -40,7 +41,7 @@ def answers_of(output: RequestOutput) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone() -> list[list[int]]:
     """Five answers under one seed, computed plainly in a cache of one row."""
-    with LLM(TARGET, max_num_seqs=1) as llm:
+    with plain_llm(TARGET, max_num_seqs=1) as llm:
         return answers_of(run(llm, sampling(5), [PROMPT])[0])
 
 
@@ -84,14 +85,14 @@ def test_the_prompt_is_fed_once(n: int, rows: int, chunk: int, monkeypatch: Any)
     """Each further answer feeds the prompt's last token again, and what it writes itself."""
     fed = count_fed_tokens(monkeypatch)
     feed_in_chunks(chunk, monkeypatch)
-    with LLM(TARGET, max_num_seqs=rows) as llm:
+    with plain_llm(TARGET, max_num_seqs=rows) as llm:
         (output,) = run(llm, sampling(n, max_tokens=3), [LONG])
     assert sum(fed) == len(LONG) + 2 + (n - 1) * 3
     assert output.metrics.num_cached_tokens == 0
 
 
 def test_other_requests_may_take_the_rows_in_between(alone: list[list[int]]) -> None:
-    with LLM(TARGET, max_num_seqs=2) as llm:
+    with plain_llm(TARGET, max_num_seqs=2) as llm:
         prompts = [LONG, PROMPT, [9, 8], PROMPT, LONG[::-1]]
         params = [sampling(n) for n in (3, 4, 1, 2, 3)]
         outputs = run(llm, params, prompts)
@@ -101,7 +102,7 @@ def test_other_requests_may_take_the_rows_in_between(alone: list[list[int]]) -> 
 
 
 def test_statistics_are_sums_and_times_span_all_answers() -> None:
-    with LLM(TARGET, max_num_seqs=2) as llm:
+    with plain_llm(TARGET, max_num_seqs=2) as llm:
         (output,) = run(llm, sampling(3), [PROMPT])
     assert output.stats.num_output_tokens == 36 == output.stats.num_steps
     assert 0 < output.metrics.queued_s < output.metrics.ttft_s < output.metrics.total_s
@@ -147,7 +148,7 @@ def assert_events_make_the_output(events: list[Any], output: RequestOutput) -> N
 @pytest.mark.parametrize("read", [0, 1, 5])
 def test_closing_a_stream_ends_all_answers(read: int, alone: list[list[int]]) -> None:
     endless = sampling(5, max_tokens=None)
-    with LLM(TARGET, max_num_seqs=2) as llm:
+    with plain_llm(TARGET, max_num_seqs=2) as llm:
         stream = llm.stream(GIVEN, endless)
         for _ in range(read):
             next(stream)
@@ -170,7 +171,7 @@ def test_an_error_in_one_answer_ends_the_request(alone: list[list[int]]) -> None
         return logits
 
     params = sampling(3, max_tokens=None, logits_processors=[fragile])
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         stream = llm.stream(GIVEN, params)
         with pytest.raises(OptionError, match="boom"):
             stream.drain()
@@ -184,7 +185,7 @@ def test_an_error_in_one_answer_ends_the_request(alone: list[list[int]]) -> None
 
 def test_a_listener_that_fails_drops_all_answers(alone: list[list[int]], caplog: Any) -> None:
     """As when the event loop that reads a stream is gone."""
-    with LLM(TARGET, max_num_seqs=2) as llm:
+    with plain_llm(TARGET, max_num_seqs=2) as llm:
         group = llm._request(GIVEN, sampling(4, max_tokens=None), True)
 
         def gone(event: Any) -> None:
@@ -198,7 +199,7 @@ def test_a_listener_that_fails_drops_all_answers(alone: list[list[int]], caplog:
 
 
 def test_no_tokens_asked_for() -> None:
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         (output,) = run(llm, sampling(3, max_tokens=0), [PROMPT])
         with llm.stream(GIVEN, sampling(2, max_tokens=0)) as stream:
             assert [event.index for event in stream] == [0, 1]

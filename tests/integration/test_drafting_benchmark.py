@@ -167,8 +167,8 @@ def test_v_is_read_between_rows_at_the_nearest_context(harness: Harness) -> None
     assert v_at(measured, "torch", "chain", 5.0, 0.0) is None
 
 
-TRAINED = ("draft_model", "eagle3", "eagle", "medusa")
-"""Methods that draft with weights which somebody has to name."""
+TRAINED = ("draft_model", "eagle3", "eagle", "medusa", "auto")
+"""Methods that draft with weights which somebody names, and the one that has its own benchmark."""
 
 
 def test_every_installed_method_is_measured_in_every_shape(harness: Harness) -> None:

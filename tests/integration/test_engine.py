@@ -22,6 +22,7 @@ from engine_cases import (
     run,
     speculating,
 )
+from plain import plain_llm
 from scripted import always_wrong, oracle, random_tokens, right_for
 from tiny import tiny_model
 
@@ -127,7 +128,7 @@ def test_a_stop_string_at_every_offset(offset: int, answers: Any) -> None:
     text = TARGET.tokenizer.decode(answer[:60])
     stop = text[offset : offset + 3]
     params = SamplingParams(temperature=0, max_tokens=60, stop=stop, logprobs=0, ignore_eos=True)
-    with LLM(TARGET) as plain, speculating(oracle(answers), 5) as llm:
+    with plain_llm(TARGET) as plain, speculating(oracle(answers), 5) as llm:
         (wanted,), (output,) = run(plain, params, [PROMPT]), run(llm, params, [PROMPT])
         with llm.stream({"prompt_token_ids": PROMPT}, params) as stream:
             streamed = "".join(event.text for event in stream)
@@ -150,7 +151,7 @@ def _close(a: RequestOutput, b: RequestOutput) -> bool:
 
 def test_logprobs_are_the_targets_own(answers: Any) -> None:
     params = SamplingParams(temperature=0, max_tokens=30, logprobs=4, ignore_eos=True)
-    with LLM(TARGET) as plain, speculating(oracle(answers), 5) as llm:
+    with plain_llm(TARGET) as plain, speculating(oracle(answers), 5) as llm:
         for wanted, output in zip(run(plain, params), run(llm, params), strict=True):
             assert len(output.outputs[0].logprobs or []) == len(output.outputs[0].token_ids)
             assert _close(output, wanted)
@@ -161,7 +162,7 @@ def test_seeds_hold_whatever_runs_beside_them(answers: Any) -> None:
         return SamplingParams(temperature=1.2, seed=seed, max_tokens=30, ignore_eos=True)
 
     alone = {}
-    with LLM(TARGET) as plain:
+    with plain_llm(TARGET) as plain:
         for seed in (1, 2):
             alone[seed] = ids_of(run(plain, params(seed), [PROMPT]))[0]
     assert alone[1] != alone[2]
@@ -194,7 +195,7 @@ def test_past_the_draft_models_context_it_goes_on_plain() -> None:
     config = {"method": "draft_model", "model": draft, "num_speculative_tokens": 4}
     prompt = list(range(2, 32))
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    with LLM(TARGET, max_model_len=64) as plain:
+    with plain_llm(TARGET, max_model_len=64) as plain:
         wanted = ids_of(run(plain, params, [prompt]))
     with LLM(TARGET, max_model_len=64, speculative_config=config) as llm:
         (output,) = run(llm, params, [prompt])
@@ -232,7 +233,7 @@ def test_the_next_turn_reuses_the_cache(answers: Any) -> None:
         params = SamplingParams(temperature=0, max_tokens=1)
         (second,) = run(llm, params, [[*history, 12, 13]])
         assert second.metrics.num_cached_tokens >= len(history) - 1
-        with LLM(TARGET) as fresh:
+        with plain_llm(TARGET) as fresh:
             assert ids_of(run(fresh, params, [[*history, 12, 13]])) == ids_of([second])
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import GREEDY, PROMPT, PROMPTS, TARGET, VOCAB, expected, ids_of, run, speculating
+from plain import plain_llm
 from scripted import oracle, right_for, scripted
 
 from outpace import LLM, SamplingParams
@@ -133,7 +134,8 @@ def test_leaving_the_interpreter_while_a_request_runs() -> None:
     script = """
 import tiny
 from outpace import LLM, SamplingParams
-llm = LLM(tiny.tiny_model(max_len=100000), max_model_len=100000)
+plain = {"method": "none"}
+llm = LLM(tiny.tiny_model(max_len=100000), max_model_len=100000, speculative_config=plain)
 stream = llm.stream("abc", SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
 next(stream)
 """
@@ -151,7 +153,7 @@ def test_logits_that_are_not_numbers_are_an_error(monkeypatch: Any) -> None:
         logits, hidden = forward(*args)
         return logits * float("nan"), hidden
 
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         monkeypatch.setattr(TARGET.decoder, "forward", broken)
         for params in (GREEDY, SamplingParams(temperature=1.0)):
             with pytest.raises(ModelError, match="NaN"):
@@ -249,7 +251,7 @@ def test_a_leak_is_found_when_idle(answers: Any) -> None:
 
 
 def test_after_close_there_is_a_clear_message() -> None:
-    llm = LLM(TARGET)
+    llm = plain_llm(TARGET)
     llm.close()
     llm.close()
     with pytest.raises(OutpaceError, match="was closed"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine_cases import GREEDY, PROMPTS, TARGET, VOCAB, run
+from plain import plain_llm
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
@@ -16,13 +17,13 @@ from outpace.errors import ContextLengthError, ModelError, OptionError
 
 @pytest.mark.parametrize("given", ["hello", ["hi"], {"role": "user", "content": "x"}, 5, None])
 def test_chat_takes_conversations_only(given: Any) -> None:
-    with LLM(TARGET) as llm, pytest.raises(OptionError, match="a conversation is"):
+    with plain_llm(TARGET) as llm, pytest.raises(OptionError, match="a conversation is"):
         llm.chat(given, GREEDY)
 
 
 @pytest.mark.parametrize("given", [5, None, 2.5])
 def test_generate_takes_prompts_only(given: Any) -> None:
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         with pytest.raises(OptionError, match="prompts are"):
             llm.generate(given)
         with pytest.raises(OptionError, match="sampling_params must be"):
@@ -62,26 +63,26 @@ def test_sampling_parameters_are_applied_or_refused(values: dict[str, Any]) -> N
     ],
 )
 def test_parameters_that_this_model_cannot_honour(values: dict[str, Any], message: str) -> None:
-    with LLM(TARGET) as llm, pytest.raises(OptionError, match=message):
+    with plain_llm(TARGET) as llm, pytest.raises(OptionError, match=message):
         llm.generate("abc", SamplingParams(**values))
 
 
 def test_without_parameters_the_models_own_are_used(caplog: Any) -> None:
     stored = {"do_sample": True, "temperature": 0.5, "top_k": 7, "no_repeat_ngram_size": 2}
     advised = replace(TARGET, generation_config=stored)
-    with LLM(advised) as llm:
+    with plain_llm(advised) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=7)
         assert llm.get_default_sampling_params().max_tokens == 16
     assert caplog.text.count("no_repeat_ngram_size=2") == 1
     greedy = replace(TARGET, generation_config={"do_sample": False, "max_new_tokens": 5})
-    with LLM(greedy) as llm:
+    with plain_llm(greedy) as llm:
         wanted = llm.generate("abc", SamplingParams(temperature=0, max_tokens=5))[0].outputs
         assert llm.generate("abc")[0].outputs == wanted
         assert llm.chat([{"role": "user", "content": "x"}])[0].outputs[0].token_ids
         assert llm.stream("abc").drain().outputs == wanted
-    with LLM(advised, generation_config="none") as llm:
+    with plain_llm(advised, generation_config="none") as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
-    with LLM(replace(TARGET, generation_config={"top_p": 7})) as llm:
+    with plain_llm(replace(TARGET, generation_config={"top_p": 7})) as llm:
         with pytest.raises(ModelError, match=r"top_p must be.*generation_config='none'"):
             llm.generate("abc")
         assert llm.generate("abc", GREEDY)
@@ -101,7 +102,7 @@ def test_without_parameters_the_models_own_are_used(caplog: Any) -> None:
     ],
 )
 def test_bad_prompts(prompt: Any, error: type[Exception] | None, message: str | None) -> None:
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         if error is None:
             # An empty prompt starts from the model's begin token.
             assert llm.generate([prompt], GREEDY)[0].prompt_token_ids == [1]
@@ -124,12 +125,12 @@ def test_bad_prompts(prompt: Any, error: type[Exception] | None, message: str | 
         ({"kv_cache_bytes": 10}, "GB of cache"),
         ({"speculative_config": {"method": "magic"}}, "known methods"),
         ({"speculative_config": {"method": "ngram", "beam": 3}}, "beam is not supported"),
-        ({"speculative_config": {"num_speculative_tokens": 3}}, "without a `method`"),
+        ({"speculative_config": {"beam": 3}}, "'auto' option beam is not supported"),
         ({"speculative_config": {"method": "draft_model"}}, "needs a draft model"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": -1}}, "at least 0"),
         ({"speculative_config": {"method": "ngram", "prompt_lookup_min": 5}}, "must not exceed"),
         ({"speculative_config": "ngram"}, "must be a mapping"),
-        ({"num_speculative_tokens": 3}, "without a `method`"),
+        ({"num_speculative_tokens": -1}, "at least 0"),
         ({"speculative_model": "no-such-model"}, "no-such-model"),
     ],
 )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from model_files import write_gguf, write_hf
+from plain import plain_llm
 
-from outpace import LLM, SamplingParams
+from outpace import SamplingParams
 from outpace.errors import ModelError
 from outpace.models.open import open_checkpoint
 
@@ -19,9 +20,9 @@ def test_of_a_hugging_face_directory(tmp_path: Path) -> None:
     stored = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "eos_token_id": 0}
     (path / "generation_config.json").write_text(json.dumps(stored))
     assert open_checkpoint(path).generation_config() == stored
-    with LLM(path) as llm:
+    with plain_llm(path) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_p=0.95)
-    with LLM(path, generation_config="none") as llm:
+    with plain_llm(path, generation_config="none") as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
 
 
@@ -30,7 +31,7 @@ def test_a_damaged_file(text: str, tmp_path: Path) -> None:
     path = write_hf(tmp_path / "model")
     (path / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"generation_config\.json"):
-        LLM(path)
+        plain_llm(path)
 
 
 def test_of_a_gguf_file(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_of_a_gguf_file(tmp_path: Path) -> None:
     metadata = {f"general.sampling.{name}": value for name, value in advice.items()}
     path = write_gguf(tmp_path / "model.gguf", metadata=metadata)
     assert open_checkpoint(path).generation_config() == metadata
-    with LLM(path) as llm:
+    with plain_llm(path) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(
             temperature=0.5, top_k=30, min_p=0.0625, repetition_penalty=1.25
         )

@@ -8,6 +8,7 @@ import pytest
 from engine_cases import PROMPT, TARGET, ids_of, run
 from laws import PROMPT as LAW_PROMPT
 from laws import SMALL, SMALL_VOCAB, chi_square_p, pair_counts, pair_law
+from plain import plain_llm
 from scripted import scripted
 
 from outpace import LLM, SamplingParams
@@ -54,7 +55,7 @@ def test_every_answer_it_touched_says_so() -> None:
 
 def test_greedy_requests_stay_exact() -> None:
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         wanted = ids_of(run(llm, params, [PROMPT]))
     with LLM(TARGET, speculative_config=config(acceptance_method="typical")) as llm:
         assert ids_of(run(llm, params, [PROMPT])) == wanted
@@ -102,5 +103,5 @@ def test_where_nothing_is_drafted_nothing_is_lossy() -> None:
 
 @pytest.mark.parametrize("salt", ["", 3, None])
 def test_a_salt_that_keeps_nothing_apart_is_refused(salt: Any) -> None:
-    with LLM(SMALL) as llm, pytest.raises(OptionError, match="cache_salt must be a text"):
+    with plain_llm(SMALL) as llm, pytest.raises(OptionError, match="cache_salt must be a text"):
         llm.generate({"prompt_token_ids": LAW_PROMPT, "cache_salt": salt}, SAMPLED)

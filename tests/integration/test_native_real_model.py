@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from native_models import StoredWeights, in_blocks, in_company, in_trees, usable_paths
+from plain import plain_llm
 from prompts import Prompt
 from tiny import random_weights, tiny_config
 
@@ -65,7 +66,7 @@ def random_draft(target: LoadedModel) -> LoadedModel:
 def test_every_drafter_gives_the_bits_of_plain_decoding(
     model: LoadedModel, token_ids: list[list[int]]
 ) -> None:
-    with LLM(model, max_num_seqs=1, max_model_len=256) as llm:
+    with plain_llm(model, max_num_seqs=1, max_model_len=256) as llm:
         expected = answers(llm, token_ids)
     configs: list[dict[str, Any]] = [
         {"method": "ngram", "num_speculative_tokens": 5},
@@ -105,7 +106,7 @@ def test_chains_and_trees_give_the_bits_of_plain_decoding(
     model, params = default_model("auto", "native"), GREEDY
     if seed is not None:
         params = replace(GREEDY, temperature=0.8, seed=seed, top_p=0.9)
-    with LLM(model, max_num_seqs=1, max_model_len=256) as llm:
+    with plain_llm(model, max_num_seqs=1, max_model_len=256) as llm:
         expected = answers(llm, token_ids, params)
     for config in UNTRAINED:
         with LLM(model, speculative_config=config, max_num_seqs=batch, max_model_len=256) as llm:
@@ -138,7 +139,7 @@ def test_every_prompt_is_answered_as_by_plain_decoding(
 def plain_answers(
     default_model: Callable[..., LoadedModel], prompts: list[Prompt]
 ) -> list[list[int]]:
-    return chat_ids(LLM(default_model("auto", "native"), max_num_seqs=1), prompts)
+    return chat_ids(plain_llm(default_model("auto", "native"), max_num_seqs=1), prompts)
 
 
 def chat_ids(llm: LLM, prompts: list[Prompt]) -> list[list[int]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plain import plain_llm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outpace import LLM, SamplingParams
@@ -38,7 +39,7 @@ def test_greedy_ids_are_the_same(
     directory: Path, default_model: Callable[..., LoadedModel]
 ) -> None:
     """Plain from the file; the others by prompt lookup."""
-    with LLM(default_model("float32"), max_model_len=256) as llm:
+    with plain_llm(default_model("float32"), max_model_len=256) as llm:
         messages = [[{"role": "user", "content": text}] for text in QUESTIONS]
         texts = [llm.tokenizer.apply_chat_template(one) for one in messages]
         prompts = [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]

@@ -15,10 +15,11 @@ from engine_cases import (
     run,
     speculating,
 )
+from plain import plain_llm
 from scripted import random_tokens
 from tiny import new_runner, new_sequence
 
-from outpace import LLM, SamplingParams
+from outpace import SamplingParams
 from outpace.outputs import Logprob, RequestOutput
 
 LONG = [2 + (7 * i) % 90 for i in range(75)]
@@ -59,7 +60,7 @@ def check(output: RequestOutput, num_top: int) -> None:
 @pytest.mark.parametrize("chunk", [1, 7, 64, 65, 512])
 def test_they_do_not_depend_on_how_the_prompt_was_cut(chunk: int, monkeypatch: Any) -> None:
     feed_in_chunks(chunk, monkeypatch)
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         for output in run(llm, scoring(), [LONG, PROMPT]):
             check(output, 2)
 
@@ -83,7 +84,7 @@ def test_with_drafts_batch_mates_and_several_answers(num_top: int) -> None:
 
 def test_what_is_cached_is_fed_again(monkeypatch: Any) -> None:
     """Prefix reuse would leave positions without logits."""
-    with LLM(TARGET, max_num_seqs=2) as llm:
+    with plain_llm(TARGET, max_num_seqs=2) as llm:
         run(llm, scoring(), [LONG])
         (reused,) = run(llm, SamplingParams(max_tokens=1), [LONG])
         assert reused.metrics.num_cached_tokens == len(LONG) - 1
@@ -95,7 +96,7 @@ def test_what_is_cached_is_fed_again(monkeypatch: Any) -> None:
 
 
 def test_one_token_has_none_before_it() -> None:
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         (output,) = run(llm, scoring(), [[5]])
     assert output.prompt_logprobs == [None]
 
@@ -121,7 +122,7 @@ def test_they_are_raw() -> None:
         logit_bias={5: 20.0},
         allowed_token_ids=[5, 6, 7],
     )
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         check(run(llm, params, [LONG])[0], 2)
 
 
@@ -137,7 +138,7 @@ def test_logits_of_a_long_prompt_are_never_held_together(monkeypatch: Any) -> No
 
     monkeypatch.setattr(module, "raw_logprobs", counting)
     feed_in_chunks(100, monkeypatch)
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         (output,) = run(llm, scoring(), [LONG * 3])
     assert sum(sizes) == 3 * len(LONG) - 1
     assert max(sizes) <= module.SCORED_TOGETHER
@@ -145,7 +146,7 @@ def test_logits_of_a_long_prompt_are_never_held_together(monkeypatch: Any) -> No
 
 
 def test_an_entry_is_a_logprob() -> None:
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         (output,) = run(llm, scoring(0), [PROMPT])
     assert output.prompt_logprobs is not None
     entries = output.prompt_logprobs[1]

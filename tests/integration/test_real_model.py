@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain import plain_llm
 from prompts import Prompt
 from tiny import fresh_logits, random_weights, tiny_config
 
@@ -59,7 +60,7 @@ def some_ids(token_ids: list[list[int]]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def plain(model: LoadedModel, some_ids: list[list[int]]) -> list[list[int]]:
-    with LLM(model, max_num_seqs=1, max_model_len=512) as llm:
+    with plain_llm(model, max_num_seqs=1, max_model_len=512) as llm:
         params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
         return [output.outputs[0].token_ids for output in run(llm, some_ids, params)]
 
@@ -131,7 +132,7 @@ def test_seeded_output_equals_plain_decoding(
 ) -> None:
     params = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=MAX_TOKENS)
     few = token_ids[::8]
-    with LLM(model, max_num_seqs=1, max_model_len=512) as llm:
+    with plain_llm(model, max_num_seqs=1, max_model_len=512) as llm:
         wanted = [output.outputs[0].token_ids for output in run(llm, few, params)]
     for name in ("ngram", "random draft"):
         with LLM(model, speculative_config=configs[name], max_model_len=512) as llm:
@@ -142,7 +143,7 @@ def test_seeded_output_equals_plain_decoding(
 
 def equal_in_float64(exact: LoadedModel, token_ids: list[list[int]], max_tokens: int) -> None:
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    with LLM(exact, max_num_seqs=1, max_model_len=512) as llm:
+    with plain_llm(exact, max_num_seqs=1, max_model_len=512) as llm:
         wanted = [output.outputs[0].token_ids for output in run(llm, token_ids, params)]
     config = {"method": "ngram", "num_speculative_tokens": 5}
     for batch in (1, len(token_ids)):
@@ -168,7 +169,7 @@ def test_long_greedy_answers(dtype: str, default_model: Load, token_ids: list[li
     """Long answers, shipped dtypes: how many differ is printed; each must be a rounding tie."""
     model = default_model(dtype)
     params = SamplingParams(temperature=0, max_tokens=128)
-    with LLM(model, max_num_seqs=1, max_model_len=512) as llm:
+    with plain_llm(model, max_num_seqs=1, max_model_len=512) as llm:
         wanted = [output.outputs[0].token_ids for output in run(llm, token_ids, params)]
     with LLM(
         model, speculative_config={"method": "ngram"}, max_num_seqs=1, max_model_len=512

@@ -12,6 +12,7 @@ from effort import examples
 from engine_cases import TARGET, VOCAB, speculating
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import plain_llm
 from scripted import random_tokens
 from tiny import END_ID, tiny_model
 
@@ -33,8 +34,8 @@ def engines() -> Iterator[dict[str, LLM]]:
     draft = tiny_model(seed=2, num_layers=1)
     guess = {"method": "draft_model", "num_speculative_tokens": 3}
     made = {
-        "plain": LLM(TARGET, max_num_seqs=1),
-        "batched": LLM(TARGET, max_num_seqs=4),
+        "plain": plain_llm(TARGET, max_num_seqs=1),
+        "batched": plain_llm(TARGET, max_num_seqs=4),
         "random": speculating(random_tokens(VOCAB + 5), 4, max_num_seqs=3),
         "ngram": LLM(
             TARGET,

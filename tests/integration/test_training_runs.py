@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from plain import plain_llm
 from training_runs import KINDS, METHODS, prompts_file, run_killed, tiny_target, train_args
 
 from outpace import LLM, SamplingParams
@@ -101,7 +102,7 @@ def test_a_draft_says_where_it_comes_from(
 ) -> None:
     directory = trained(kind)
     record, card = record_of(directory), (directory / "README.md").read_text()
-    with LLM(str(target), threads=1) as llm:
+    with plain_llm(str(target), threads=1) as llm:
         fingerprint = llm.tokenizer.fingerprint()
     assert record["target"]["tokenizer_fingerprint"] == fingerprint
     assert record["target"]["name"] == "target"

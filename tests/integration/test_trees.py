@@ -18,6 +18,7 @@ from engine_cases import (
     run,
     speculating,
 )
+from plain import plain_llm
 from scripted import always_wrong, in_a_tree, oracle, scripted
 
 from outpace import LLM, SamplingParams
@@ -50,7 +51,7 @@ def fields(outputs: list[RequestOutput]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         return {"greedy": fields(run(llm, GREEDY)), "seeded": fields(run(llm, SEEDED))}
 
 
@@ -161,7 +162,7 @@ def test_never_more_than_max_tokens_nor_past_the_context(answers: Any) -> None:
 def test_a_stop_in_the_middle_of_an_accepted_path(place: int, answers: Any) -> None:
     stop = answers[tuple(PROMPT)][place]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=[stop])
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         (wanted,) = run(llm, params, [PROMPT])
     with speculating(in_a_tree(oracle(answers), VOCAB, sure=True), 12) as llm:
         (output,) = run(llm, params, [PROMPT])
@@ -169,7 +170,7 @@ def test_a_stop_in_the_middle_of_an_accepted_path(place: int, answers: Any) -> N
         # The row that the request left holds its text, not its last tree.
         longer = [*PROMPT, *output.outputs[0].token_ids]
         (after,) = run(llm, GREEDY, [longer])
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         assert fields(run(llm, GREEDY, [longer])) == fields([after])
 
 
@@ -247,7 +248,7 @@ def test_drafts_do_not_crowd_out_prompts(answers: Any, monkeypatch: pytest.Monke
 def test_a_conversation_may_be_salted() -> None:
     messages = [{"role": "user", "content": "the same old question"}]
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-    with LLM(TARGET) as llm:
+    with plain_llm(TARGET) as llm:
         given = [
             {"messages": messages, "cache_salt": "a"},
             messages,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from plain import plain_llm
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
@@ -22,7 +23,7 @@ def drafting(vocab_size: int, seed: int = 2, num_layers: int = 1) -> dict[str, o
 @pytest.mark.parametrize("rows", [258, 264, 320])
 def test_padding_rows_differ_and_nothing_else_does(rows: int) -> None:
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    with LLM(TARGET) as plain, LLM(TARGET, speculative_config=drafting(rows)) as llm:
+    with plain_llm(TARGET) as plain, LLM(TARGET, speculative_config=drafting(rows)) as llm:
         wanted = [result.outputs[0].token_ids for result in plain.generate(PROMPTS, params)]
         results = llm.generate(PROMPTS, params)
     assert [result.outputs[0].token_ids for result in results] == wanted

@@ -15,6 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # room: the rooms it may import from, besides itself
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "files": {"errors"},
     "params": {"errors"},
     "types": {"errors", "params"},
     "outputs": {"errors", "params", "types"},
@@ -27,12 +28,14 @@ ALLOWED: dict[str, set[str]] = {
     "early_exit": {"errors", "params", "types", "cache", "models"},
     "runner": {"errors", "params", "types", "cache", "models", "early_exit"},
 }
-ALLOWED["drafters"] = {*ALLOWED["runner"], "sampling", "verification", "runner", "heads"}
+ALLOWED["control"] = {*ALLOWED["runner"], "runner"}
+ALLOWED["drafters"] = {*ALLOWED["runner"], "sampling", "verification", "runner", "heads", "control"}
 ALLOWED["engine"] = {*ALLOWED["drafters"], "drafters", "outputs"}
 ALLOWED["speculative"] = {"errors", "params", "types", "sampling", "verification"}
 _TOP = {*ALLOWED["engine"], "engine", "speculative", "__init__"}
 ALLOWED |= {room: set(_TOP) for room in ("serving", "measure", "integrations", "cli", "__init__")}
-ALLOWED["training"] = {*ALLOWED["drafters"], "drafters"}
+ALLOWED["measure"] |= {"files"}
+ALLOWED["training"] = {*ALLOWED["drafters"], "drafters", "files"}
 ALLOWED["cli"] |= {"native", "serving", "measure", "integrations", "training"}
 # `transformers` is an oracle and a fallback, not a dependency.
 TRANSFORMERS_HOMES = ("models/hf/adapter.py", "integrations/")

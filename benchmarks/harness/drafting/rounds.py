@@ -6,8 +6,9 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
-from harness.methods import OutpaceMethod
+from harness.methods import Timing
 from harness.progress import BenchProgress
 from harness.prompts import BenchPrompt
 from harness.results import Run
@@ -16,6 +17,21 @@ from outpace.errors import OutpaceError
 
 WARM_UP_TOKENS = 8
 
+Lap = TypeVar("Lap")
+
+
+class PromptMethod(Protocol):
+    """One way to decode a prompt. name: how tables call it."""
+
+    name: str
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        before: Sequence[Sequence[int]] = (),
+    ) -> Timing: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -23,21 +39,26 @@ class Part:
 
     decodings: sampling parameters by what they are called. laps: groups of prompts; the clock is
     looked at between them. before: by label of a prompt those that are answered before it.
+    greedy_only: names of methods that do not sample.
     """
 
     path: str
     name: str
-    methods: Sequence[OutpaceMethod]
+    methods: Sequence[PromptMethod]
     decodings: Mapping[str, SamplingParams]
     laps: Sequence[Sequence[BenchPrompt]]
     before: Mapping[str, Sequence[BenchPrompt]]
     runs: list[Run]
+    greedy_only: frozenset[str] = frozenset()
 
     def units(self, lap: Sequence[BenchPrompt]) -> int:
         """Work of a lap; a unit is about one token."""
         answers = sum(1 + len(self.before.get(prompt.label, ())) for prompt in lap)
-        num_tokens = sum(params.max_tokens or 0 for params in self.decodings.values())
-        return answers * num_tokens * len(self.methods)
+        num_tokens = sum(
+            (params.max_tokens or 0) * len(self._able(self.methods, params))
+            for params in self.decodings.values()
+        )
+        return answers * num_tokens
 
     def warmed_up(self, note: Callable[[str], None]) -> Part:
         """The same with every method that can serve this path, after it generated a few tokens;
@@ -63,19 +84,15 @@ class Part:
         """All laps, then all again, up to `repeats` times, while the next is expected to end before
         `deadline` (`time.perf_counter`). The first always runs, and must have been announced to
         `progress`; `note` is told what readers must know."""
-        longest = 0.0
-        for number in range(repeats * len(self.laps)):
-            round_index, lap_index = divmod(number, len(self.laps))
-            lap = self.laps[lap_index]
-            started = time.perf_counter()
-            if number:
-                if started + longest > deadline:
-                    break
-                progress.expect(self.units(lap))
+
+        def run_lap(lap: Sequence[BenchPrompt], round_index: int, number: int) -> None:
             for place, prompt in enumerate(lap):
                 progress.describe(f"{self.path}: {self.name}, {prompt.category}")
                 self._compare(prompt, round_index, number + place, progress, note)
-            longest = max(longest, time.perf_counter() - started)
+
+        run_laps(
+            self.laps, repeats, deadline, lambda lap: progress.expect(self.units(lap)), run_lap
+        )
 
     def _compare(
         self,
@@ -89,13 +106,38 @@ class Part:
         # Nobody always comes first.
         shift = turn % len(self.methods)
         for decoding, params in self.decodings.items():
-            for method in (*self.methods[shift:], *self.methods[:shift]):
+            for method in self._able((*self.methods[shift:], *self.methods[:shift]), params):
                 timing = method.generate(prompt.token_ids, params, before)
                 run = Run.of(self.path, decoding, round_index, prompt, method.name, timing)
                 self.runs.append(run)
                 progress.tick((params.max_tokens or 0) * (1 + len(before)))
                 if timing.stats.num_drafter_errors:
                     note(f"{self.path}: {method.name} FAILED and went on plain; see the log")
+
+    def _able(self, methods: Sequence[PromptMethod], params: SamplingParams) -> list[PromptMethod]:
+        return [m for m in methods if params.is_greedy or m.name not in self.greedy_only]
+
+
+def run_laps(
+    laps: Sequence[Lap],
+    repeats: int,
+    deadline: float,
+    announce: Callable[[Lap], None],
+    run_lap: Callable[[Lap, int, int], None],
+) -> None:
+    """All laps, then all again, up to `repeats` times, while the next is expected to end before
+    `deadline`. run_lap gets a lap, the number of the round and that of the lap since the start;
+    all laps but the first, which always runs, are announced."""
+    longest = 0.0
+    for number in range(repeats * len(laps)):
+        round_index, lap_index = divmod(number, len(laps))
+        started = time.perf_counter()
+        if number:
+            if started + longest > deadline:
+                break
+            announce(laps[lap_index])
+        run_lap(laps[lap_index], round_index, number)
+        longest = max(longest, time.perf_counter() - started)
 
 
 def laps_by_category(

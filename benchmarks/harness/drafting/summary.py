@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -42,7 +42,20 @@ def summarise(results: Results, reference: str, seed: int) -> dict[str, Any]:
     }
 
 
-def groups(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
+class Grouped(Protocol):
+    """What says of a run where and how it was made."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def decoding(self) -> str: ...
+
+
+AnyRun = TypeVar("AnyRun", bound=Grouped)
+
+
+def groups(runs: Sequence[AnyRun]) -> list[tuple[str, str, list[AnyRun]]]:
     """Runs by path and sampling parameters, path by path."""
     return [
         (path, decoding, [r for r in runs if (r.dtype, r.decoding) == (path, decoding)])

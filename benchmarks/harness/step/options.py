@@ -70,7 +70,7 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     add("--model", default="smollm2-135m", help="alias, GGUF file or Hugging Face directory")
     add(
         "--file",
-        type=_format_and_file,
+        type=as_format_and_file,
         action="append",
         metavar="FORMAT=FILE",
         help="the model's GGUF file in a packed format; may be repeated (without it: its own file "
@@ -124,7 +124,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _format_and_file(text: str) -> tuple[str, Path]:
+def as_format_and_file(text: str) -> tuple[str, Path]:
     name, _, path = text.partition("=")
     if name not in FORMATS or not Path(path).is_file():
         raise argparse.ArgumentTypeError(f"{text!r} is not FORMAT=FILE of {', '.join(FORMATS)}")

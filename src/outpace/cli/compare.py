@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import Answer, Prompt, run_request
+from outpace.cli.explain import shares, shares_words, steps_by_source
 from outpace.errors import OptionError
 from outpace.params import SamplingParams
 
 if TYPE_CHECKING:
     from outpace import LLM
 
-DEFAULT_METHOD = "ngram"
 WHAT_IS_TIMED = (
     "output tokens after the first step over the time they took (prompt processing left out); "
     "median over the repeats, plain and speculative run in turn after one warm-up of each"
@@ -38,6 +39,7 @@ class Comparison:
     plain_speeds, speculative_speeds: tokens/s of each run; empty where the answer was over
         after one step.
     acceptance_length: of the speculative runs together.
+    shares: of a method that decides by itself, by source the share of the steps of those runs.
     """
 
     method: str
@@ -49,6 +51,7 @@ class Comparison:
     speculative_speeds: list[float]
     acceptance_length: float
     lossy: str | None = None
+    shares: Mapping[str, float] | None = None
 
     @property
     def plain_tokens_per_s(self) -> float | None:
@@ -64,6 +67,13 @@ class Comparison:
             return None
         return self.speculative_tokens_per_s / self.plain_tokens_per_s
 
+    @property
+    def is_reliable(self) -> bool:
+        """False where the ratio is more than so many tokens per pass can give: the machine was
+        busy with something else."""
+        ratio = self.ratio
+        return ratio is None or ratio <= MOST_ABOVE_ACCEPTANCE * self.acceptance_length
+
 
 def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: int) -> Comparison:
     """Run both ways `repeats` times in turn, after one warm-up of each.
@@ -76,7 +86,7 @@ def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: i
     if llm.method == "none":
         raise OptionError(
             "--compare needs a drafter to compare with plain decoding, but the method is 'none'; "
-            f"name another with --method, or leave it out for {DEFAULT_METHOD!r}"
+            "name another with --method, or leave it out"
         )
     numbers = itertools.count()
 
@@ -87,6 +97,8 @@ def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: i
 
     for speculative in (False, True):
         run(speculative)
+    log = llm.decisions
+    used = steps_by_source(log) if log else {}
     plain: list[Answer] = []
     drafted: list[Answer] = []
     for turn in range(repeats):
@@ -109,6 +121,7 @@ def compare_methods(llm: LLM, prompt: Prompt, params: SamplingParams, repeats: i
         speculative_speeds=[a.tokens_per_s for a in drafted if a.tokens_per_s is not None],
         acceptance_length=num_output / num_steps if num_steps else 0.0,
         lossy=lossy,
+        shares=shares(used, steps_by_source(log)) if log else None,
     )
 
 
@@ -141,6 +154,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "speculative_speeds": comparison.speculative_speeds,
         "timed": WHAT_IS_TIMED,
     }
+    if comparison.shares is not None:
+        values["shares"] = dict(comparison.shares)
     if comparison.first_difference is not None:
         values["first_difference"] = comparison.first_difference
     return values
@@ -167,6 +182,8 @@ def show_comparison(comparison: Comparison) -> None:
         _number(comparison.ratio),
     )
     Console().print(table)
+    if comparison.shares:
+        click.echo(f"Drafts by, in share of steps: {shares_words(comparison.shares)}.")
     click.echo(_same_ids_sentence(comparison))
     click.echo(_worth_sentence(comparison))
     click.echo(f"Timed: {WHAT_IS_TIMED}.", err=True)
@@ -189,7 +206,7 @@ def _worth_sentence(comparison: Comparison) -> str:
     ratio, method = comparison.ratio, comparison.method
     if ratio is None:
         return "Speed: the answer was over after one step; ask for a longer one to compare."
-    if ratio > MOST_ABOVE_ACCEPTANCE * comparison.acceptance_length:
+    if not comparison.is_reliable:
         return (
             f"Speed: not reliable. {ratio:.2f} times plain decoding is more than "
             f"{comparison.acceptance_length:.2f} tokens per pass can give; the machine was "

@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import dump_json
-from outpace.cli.options import (
-    ACTIVATIONS,
-    DEFAULT_MODEL,
-    DTYPES,
-    KV_CACHE_DTYPES,
-    MODEL_IMPLS,
-    parse_json_object,
-)
+from outpace.cli.model_options import model_options
+from outpace.cli.options import parse_json_object
 from outpace.errors import OptionError
 from outpace.params import SamplingParams
 
@@ -33,13 +27,7 @@ _MOST_LENGTH = 64
 @click.argument(
     "directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
-@click.option(
-    "--model",
-    default=DEFAULT_MODEL,
-    show_default=True,
-    metavar="NAME",
-    help="The target. Alias, GGUF file, Hugging Face folder or hub id.",
-)
+@model_options("model")
 @click.option(
     "--prompts",
     required=True,
@@ -83,13 +71,7 @@ _MOST_LENGTH = 64
     metavar="JSON",
     help='Further options of the method, such as {"shape": "tree"}.',
 )
-@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True)
-@click.option("--model-impl", type=click.Choice(MODEL_IMPLS), default="auto", show_default=True)
-@click.option(
-    "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", show_default=True
-)
-@click.option("--activations", type=click.Choice(ACTIVATIONS), default="auto", show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), help="Processor threads to use.")
+@model_options("dtype", "model_impl", "kv_cache_dtype", "activations", "threads")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate_draft(
     directory: Path,

@@ -16,7 +16,8 @@ from outpace.cli.answers import (
     run_request,
     summary_line,
 )
-from outpace.cli.compare import DEFAULT_METHOD, compare_methods, comparison_json, show_comparison
+from outpace.cli.compare import compare_methods, comparison_json, show_comparison
+from outpace.cli.explain import decisions_json, decisions_of, show_on_stderr
 from outpace.cli.options import check_stdin, engine_options, open_llm
 from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError
@@ -38,12 +39,17 @@ if TYPE_CHECKING:
 @click.option(
     "--compare",
     is_flag=True,
-    help="Time plain and speculative decoding (ngram, unless --method names another) in turn.",
+    help="Time plain and speculative decoding in turn.",
 )
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
     help="With --compare: timed runs of each.  [default: 3]",
+)
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Say what auto decided, what it expected, and what came of it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @sampling_options()
@@ -54,6 +60,7 @@ def generate(
     raw: bool,
     compare: bool,
     repeats: int | None,
+    explain: bool,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -66,17 +73,23 @@ def generate(
     text = read_prompt(prompt, prompt_file)
     request: Prompt = text if raw else [{"role": "user", "content": text}]
     params = build_sampling(values)
-    with open_llm(values, DEFAULT_METHOD if compare else None) as llm:
+    with open_llm(values) as llm:
+        log = decisions_of(llm) if explain else None
+        found: dict[str, Any] = {}
         if compare:
             comparison = compare_methods(llm, request, params, repeats or 3)
             if as_json:
-                click.echo(dump_json(comparison_json(comparison)))
+                found = comparison_json(comparison)
             else:
                 show_comparison(comparison)
         elif as_json:
-            click.echo(dump_json(answer_json(llm, run_request(llm, request, params))))
+            found = answer_json(llm, run_request(llm, request, params))
         else:
             show_answers(llm, request, params)
+        if as_json:
+            click.echo(dump_json(found | ({"decisions": decisions_json(log)} if log else {})))
+        elif log:
+            show_on_stderr(log)
 
 
 def show_answers(llm: LLM, request: Prompt, params: SamplingParams) -> None:

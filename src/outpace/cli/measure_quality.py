@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import dump_json
-from outpace.cli.options import DEFAULT_MODEL
+from outpace.cli.model_options import model_options
 
 if TYPE_CHECKING:
     from outpace.measure.configurations import Comparison, Configuration
@@ -25,13 +25,7 @@ REFERENCE = "float32"
     metavar="TEXT...",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option(
-    "--model",
-    default=DEFAULT_MODEL,
-    show_default=True,
-    metavar="NAME",
-    help="Alias, GGUF file, Hugging Face folder or hub id.",
-)
+@model_options("model")
 @click.option(
     "--compare",
     "compared",
@@ -57,7 +51,7 @@ REFERENCE = "float32"
 @click.option(
     "--max-tokens", type=click.IntRange(min=2), help="Leave out what is beyond that many tokens."
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Processor threads to use.")
+@model_options("threads")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def measure_quality(
     texts: tuple[Path, ...],

@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import click
 
+from outpace.cli.model_options import Decorator, model_options
 from outpace.errors import OptionError
 from outpace.params import SamplingParams
 
 if TYPE_CHECKING:
     from outpace import LLM
 
-DEFAULT_MODEL = "smollm2-135m"
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "q4_0", "q4_1", "q8_0")
-MODEL_IMPLS = ("auto", "native", "torch", "transformers")
-KV_CACHE_DTYPES = ("auto", "float32", "bfloat16")
-ACTIVATIONS = ("auto", "bfloat16", "int16", "int8")
 # Keys of a speculative configuration that every method understands.
 METHOD_FLAGS = {
     "method": "--method",
@@ -30,8 +26,6 @@ METHOD_FLAGS = {
     "model": "--speculative-model",
     "acceptance_method": "--acceptance-method",
 }
-
-Decorator = Callable[[Any], Any]
 
 
 class _Method(click.Choice):  # type: ignore[type-arg]
@@ -46,21 +40,16 @@ class _Method(click.Choice):  # type: ignore[type-arg]
 
 def engine_options(function: Any) -> Any:
     """Add the options of the model, the drafter and the machine."""
-    from outpace.drafters import available_methods
+    from outpace.drafters import DEFAULT_METHOD, available_methods
 
     plain = [
-        click.option(
-            "--model",
-            default=DEFAULT_MODEL,
-            show_default=True,
-            metavar="NAME",
-            help="Alias, GGUF file, Hugging Face folder or hub id.",
-        ),
+        model_options("model"),
         click.option(
             "--method",
             type=_Method(available_methods()),
             metavar=f"[{'|'.join(available_methods())}]",
-            help="How tokens are drafted.",
+            help="How tokens are drafted; none decodes plainly.  "
+            f"[default: {DEFAULT_METHOD}, or draft_model with --speculative-model]",
         ),
         click.option(
             "--num-speculative-tokens",
@@ -76,7 +65,7 @@ def engine_options(function: Any) -> Any:
         click.option(
             "--speculative-model",
             metavar="NAME",
-            help="The smaller model that drafts, named like --model.",
+            help="What drafts: a smaller model, named like --model, or a trained draft's folder.",
         ),
         click.option(
             "--speculative-config",
@@ -84,39 +73,7 @@ def engine_options(function: Any) -> Any:
             help="The drafter's configuration as one JSON object.",
         ),
         *_drafter_options(),
-        click.option(
-            "--dtype",
-            type=click.Choice(DTYPES),
-            default="auto",
-            show_default=True,
-            metavar=f"[{'|'.join(DTYPES)}]",
-            help="What weights are held in; auto is a packed GGUF file's own format, else bfloat16 "
-            "(float32 where only torch runs and has no bfloat16 in hardware). q4_0, q4_1 and q8_0 "
-            "only of files stored so.",
-        ),
-        click.option(
-            "--model-impl",
-            type=click.Choice(MODEL_IMPLS),
-            default="auto",
-            show_default=True,
-            help="What computes the model; auto is the first of the others that can.",
-        ),
-        click.option(
-            "--kv-cache-dtype",
-            type=click.Choice(KV_CACHE_DTYPES),
-            default="auto",
-            show_default=True,
-            help="What the native step keeps keys and values in; auto is float32 with float32 "
-            "weights, else bfloat16.",
-        ),
-        click.option(
-            "--activations",
-            type=click.Choice(ACTIVATIONS),
-            default="auto",
-            show_default=True,
-            help="What activations are rounded to before they meet packed weights (q4_0, q4_1, "
-            "q8_0): int16 is nearly exact, int8 a little faster and coarser; auto is int16.",
-        ),
+        model_options("dtype", "model_impl", "kv_cache_dtype", "activations"),
         click.option(
             "--max-model-len",
             type=int,
@@ -129,24 +86,18 @@ def engine_options(function: Any) -> Any:
             metavar="DEVICE",
             help="Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.",
         ),
-        click.option(
-            "--threads",
-            type=click.IntRange(min=1),
-            help="Processor threads to use.  [default: one for each physical core]",
-        ),
+        model_options("threads"),
     ]
     for decorate in reversed(plain):
         function = decorate(function)
     return function
 
 
-def build_speculative_config(
-    values: dict[str, Any], default_method: str | None = None
-) -> dict[str, Any] | None:
-    """The drafter's configuration from flags and JSON together, or None where none was named.
+def build_speculative_config(values: dict[str, Any]) -> dict[str, Any] | None:
+    """The drafter's configuration from flags and JSON together, or None where there is neither.
 
-    Raises OptionError for malformed JSON, for a key given both ways, and for drafter flags
-    without a method.
+    Raises OptionError for malformed JSON, for a key given both ways, and for flags of another
+    method than the default where none is named.
     """
     flags = {
         key: (flag, values[_dest(flag)])
@@ -158,12 +109,22 @@ def build_speculative_config(
         if key in config:
             raise OptionError(f"{flag} and --speculative-config both give {key!r}; give it once")
     config |= {key: value for key, (_, value) in flags.items()}
-    if "method" not in config and "model" not in config and (config or default_method):
-        if default_method is None:
-            named = ", ".join(flag for flag, _ in flags.values()) or "--speculative-config"
-            raise OptionError(f"{named} configures a drafter, but none is named; add --method")
-        config["method"] = default_method
+    if "method" not in config and "model" not in config:
+        _refuse_flags_of_others({key: flag for key, (flag, _) in flags.items()})
     return config or None
+
+
+def _refuse_flags_of_others(flags: dict[str, str]) -> None:
+    """Raise OptionError for a flag that the default method does not have. flags: by key."""
+    from outpace.drafters import DEFAULT_METHOD, options_of
+
+    known = {field.name for field in dataclasses.fields(options_of(DEFAULT_METHOD))}
+    others = [flag for key, flag in flags.items() if key not in known | METHOD_FLAGS.keys()]
+    if others:
+        raise OptionError(
+            f"{', '.join(others)} configures another method than {DEFAULT_METHOD!r}, which drafts "
+            "unless one is named; add --method"
+        )
 
 
 def check_stdin() -> None:
@@ -172,9 +133,9 @@ def check_stdin() -> None:
         raise OptionError("standard input is closed; connect a terminal, a file or a pipe to it")
 
 
-def open_llm(values: dict[str, Any], default_method: str | None = None) -> LLM:
+def open_llm(values: dict[str, Any]) -> LLM:
     """Load the model that the options name, showing how far a download or packing is."""
-    config = build_speculative_config(values, default_method)
+    config = build_speculative_config(values)
 
     from outpace import LLM
     from outpace.cli.progress import DownloadProgress

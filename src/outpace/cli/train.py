@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import dump_json
+from outpace.cli.model_options import Decorator
 from outpace.cli.train_options import (
     DEFAULT_EPOCHS,
     DRAFT_MODEL,
     EAGLE,
     EARLY_EXIT,
     MEDUSA,
-    Decorator,
     common_options,
 )
 from outpace.errors import OptionError
@@ -149,7 +149,12 @@ def _engine(target: LoadedModel, context: int) -> Iterator[EngineGenerator]:
     from outpace import LLM
     from outpace.measure.generator import EngineGenerator
 
-    with LLM(target, max_model_len=context, max_num_seqs=ENGINE_ROWS) as llm:
+    # What `auto` drafts depends on the clock, and on targets that are not row-invariant a near tie
+    # could depend on that: a run that is repeated shall get the same answers.
+    plain = {"method": "none"}
+    with LLM(
+        target, speculative_config=plain, max_model_len=context, max_num_seqs=ENGINE_ROWS
+    ) as llm:
         yield EngineGenerator(llm)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from outpace.cli.options import DEFAULT_MODEL, DTYPES, MODEL_IMPLS
+from outpace.cli.model_options import Decorator, model_options
 
 LOSSES = ("kl", "ce", "tv", "hybrid")
 DEFAULT_EPOCHS = 2.0
@@ -16,8 +15,6 @@ DEFAULT_SAMPLING = "0:0.5,0.7:0.35,1:0.15"
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _POSITIVE = click.IntRange(min=1)
-
-Decorator = Callable[[Any], Any]
 
 
 def common_options(*own: Decorator) -> Decorator:
@@ -34,13 +31,7 @@ def common_options(*own: Decorator) -> Decorator:
 
 def _data_options() -> list[Decorator]:
     return [
-        click.option(
-            "--model",
-            default=DEFAULT_MODEL,
-            show_default=True,
-            metavar="NAME",
-            help="The target. Alias, GGUF file, Hugging Face folder or hub id.",
-        ),
+        model_options("model"),
         click.option(
             "--prompts",
             multiple=True,
@@ -185,27 +176,9 @@ def _training_options() -> list[Decorator]:
 
 def _machine_options() -> list[Decorator]:
     return [
-        click.option(
-            "--dtype",
-            type=click.Choice(DTYPES),
-            default="auto",
-            show_default=True,
-            metavar=f"[{'|'.join(DTYPES)}]",
-            help="What the target's weights are held in while it answers.",
-        ),
-        click.option(
-            "--model-impl",
-            type=click.Choice([impl for impl in MODEL_IMPLS if impl != "transformers"]),
-            default="auto",
-            show_default=True,
-            help="What computes the target.",
-        ),
+        model_options("dtype", "model_impl"),
         click.option("--seed", type=int, default=0, show_default=True, help="Of all randomness."),
-        click.option(
-            "--threads",
-            type=_POSITIVE,
-            help="Processor threads to use.  [default: one for each physical core]",
-        ),
+        model_options("threads"),
         click.option(
             "--keep-data",
             is_flag=True,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from outpace.drafters.base import Drafter, DrafterOptions
 
 ENTRY_POINT_GROUP = "outpace.drafters"
+DEFAULT_METHOD = "auto"
+"""What drafts where no method is named."""
 
 
 @cache

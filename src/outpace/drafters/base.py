@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from outpace.errors import OptionError
-from outpace.types import Draft, Scores, Sequence, Verdict
+from outpace.types import Draft, Scores, Sequence, StepTimes, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from outpace.control.decisions import DecisionLog
     from outpace.models.load import LoadedModel
     from outpace.runner import Runner
 
@@ -93,6 +94,9 @@ class Drafter(ABC):
     capture: List[int] = ()
     """Target layers whose output `observe` wants in `scores.hidden`."""
 
+    decisions: DecisionLog | None = None
+    """What it decided, for drafters that choose how far to draft."""
+
     @classmethod
     def models(
         cls, options: DrafterOptions, load_model: Callable[[Any], LoadedModel]
@@ -102,6 +106,12 @@ class Drafter(ABC):
         load_model: loads a model the way the target was loaded (dtype, device, progress).
         """
         return []
+
+    @classmethod
+    def row_bytes(cls, options: DrafterOptions, target: LoadedModel, max_model_len: int) -> int:
+        """Most memory, in bytes, that it will keep for one sequence of full length, caches of its
+        `models` excepted. Called before it is built: the engine plans its rows with it."""
+        return 0
 
     def __init__(self, options: DrafterOptions, context: DraftingContext) -> None:
         """Raises OptionError or ModelError when it cannot serve this target."""
@@ -131,6 +141,10 @@ class Drafter(ABC):
         verdicts are empty or hold one token). `seqs` already hold the decided tokens; `scores`
         is valid during the call only.
         """
+
+    def timed(self, times: StepTimes) -> None:  # noqa: B027 - most drafters do not care
+        """Learn what the step took whose `observe` was last. Sequences that ended in it are
+        released by then."""
 
     def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
         """Take over a cached prefix: the target holds the first `length` tokens of `seq` already

@@ -131,17 +131,14 @@ class MedusaDrafter(Drafter):
         return Draft(token_ids, None, "medusa", tuple(node.parent for node in nodes))
 
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
-        from outpace.drafters.parts.features import CapturedFeatures
+        from outpace.drafters.parts.features import CapturedFeatures, committed_rows
 
         rows, positions = [], []
-        for fed, logits, start, verdict in zip(
-            scores.fed, scores.rows, scores.starts, verdicts, strict=True
-        ):
-            # Fed are what was pending, then the draft; of that the accepted nodes are text.
-            num_pending = fed.stop - fed.start - max(logits.stop - logits.start - 1, 0)
-            nodes = verdict.accepted_nodes
-            rows.append(fed.start + num_pending + (nodes[-1] if nodes else -1))
-            positions.append(start + num_pending + len(nodes) - 1)
+        for i, verdict in enumerate(verdicts):
+            found = committed_rows(scores.fed[i], scores.rows[i], verdict)
+            text = range(found.start, found.stop) if isinstance(found, slice) else found
+            rows.append(text[-1])
+            positions.append(scores.starts[i] + len(text) - 1)
         features = CapturedFeatures(scores.hidden, self.capture)[rows]
         for seq, position, feature in zip(seqs, positions, features, strict=True):
             self._newest[seq.seq_id] = _Newest(position, feature)

@@ -132,18 +132,27 @@ class SuffixDrafter(Drafter):
             self._store = OutputStore(options.store_tokens, options.suffix_decoding_max_tree_depth)
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
-        return [self._propose(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+        return self.propose_above(self._suffix.suffix_decoding_min_token_prob, seqs, budgets)
 
-    def _propose(self, seq: Sequence, budget: int) -> Draft:
+    def propose_above(
+        self, min_prob: float, seqs: List[Sequence], budgets: List[int]
+    ) -> list[Draft]:
+        """`propose` with another least probability of a draft token, which may change from step to
+        step."""
+        return [
+            self._propose(seq, budget, min_prob) for seq, budget in zip(seqs, budgets, strict=True)
+        ]
+
+    def _propose(self, seq: Sequence, budget: int, min_prob: float) -> Draft:
         options, text = self._suffix, self._text(seq)
         limit = path_limit(seq, budget)
         if limit <= 0:
             return Draft()
         contexts = text.contexts(seq.tokens)
         limit = min(limit, options.longest_draft(contexts[0][2] // contexts[0][3]))
-        min_prob = options.suffix_decoding_min_token_prob
         if options.shape == "chain":
-            return Draft(best_chain(contexts, limit, min_prob), origin="suffix")
+            tokens, probs = best_chain(contexts, limit, min_prob)
+            return Draft(tokens, origin="suffix", claims=probs)
         tokens, parents = best_tree(contexts, budget, limit, min_prob)
         return Draft(tokens, origin="suffix", parents=parents)
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from outpace.control.decisions import DecisionLog
 from outpace.drafters.base import Drafter
 from outpace.engine.request import Request
-from outpace.types import Draft, Scores, Sequence, Verdict
+from outpace.types import Draft, Scores, Sequence, StepTimes, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,15 @@ class GuardedDrafter:
         """takes_trees: whether the target does; of a tree its first path is left otherwise."""
         self._drafter = drafter
         self._takes_trees = takes_trees
-        self.capture = drafter.capture
+
+    def capture(self, requests: List[Request]) -> List[int]:
+        """Target layers whose output the drafter wants of a pass over these requests."""
+        return self._drafter.capture if _any_drafted(requests) else ()
+
+    @property
+    def decisions(self) -> DecisionLog | None:
+        """See `Drafter.decisions`."""
+        return self._drafter.decisions
 
     def propose(self, requests: List[Request], budgets: List[int]) -> list[Draft]:
         """Drafts for all requests; the drafter is asked only about those with a budget."""
@@ -47,11 +56,19 @@ class GuardedDrafter:
         return drafts
 
     def observe(self, requests: List[Request], scores: Scores, verdicts: List[Verdict]) -> None:
+        if not _any_drafted(requests):
+            return
         try:
             self._drafter.observe([r.seq for r in requests], scores, verdicts)
         except Exception as error:
             for request in requests:
                 self._turn_off(request, error)
+
+    def timed(self, times: StepTimes) -> None:
+        try:
+            self._drafter.timed(times)
+        except Exception:
+            logger.exception("drafter failed to learn what a step took")
 
     def adopt(self, request: Request, source: Sequence | None, length: int) -> int:
         """From where the target must feed; see `Drafter.adopt`."""
@@ -109,6 +126,12 @@ class GuardedDrafter:
             logger.error("drafter %s failed; the request goes on plain", name, exc_info=error)
         request.draft_limit = 0
         request.stats.num_drafter_errors += 1
+
+
+def _any_drafted(requests: List[Request]) -> bool:
+    """Whether any of them may have drafts, now or later; what is decoded plainly costs no more than
+    it would without a drafter."""
+    return any(request.draft_limit for request in requests)
 
 
 def _checked(draft: Draft, budget: int) -> Draft:

@@ -7,6 +7,7 @@ from collections.abc import Sequence as List
 
 import numpy as np
 
+from outpace.control.decisions import DecisionLog
 from outpace.drafters.base import Drafter
 from outpace.engine.drafting import GuardedDrafter
 from outpace.engine.metrics import EngineMetrics
@@ -16,7 +17,7 @@ from outpace.models.tokenizer import Tokenizer
 from outpace.outputs import Event, Logprob
 from outpace.runner import Runner
 from outpace.sampling import raw_logprobs
-from outpace.types import Draft, Scores, Verdict
+from outpace.types import Draft, Scores, StepTimes, Verdict
 from outpace.verification.judge import verify
 from outpace.verification.lossy import TypicalAcceptance
 
@@ -48,6 +49,11 @@ class Engine:
         )
 
     @property
+    def decisions(self) -> DecisionLog | None:
+        """See `Drafter.decisions`."""
+        return self._drafter.decisions
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
@@ -66,7 +72,7 @@ class Engine:
             drafts,
             max_feed=batch.max_feed,
             score_prompt=batch.score_prompt,
-            capture=self._drafter.capture,
+            capture=self._drafter.capture(requests),
         )
         scored = time.perf_counter()
         verdicts = verify(scores, seqs, drafts, self._rng, self._lossy)
@@ -225,11 +231,9 @@ class Engine:
         self._drafter.release(request.seq)
 
     def _record(self, started: float, drafted: float, scored: float) -> None:
-        metrics = self.metrics
-        metrics.num_steps += 1
-        metrics.draft_s += drafted - started
-        metrics.target_s += scored - drafted
-        metrics.step_s += time.perf_counter() - started
+        times = StepTimes(drafted - started, scored - drafted, time.perf_counter() - started)
+        self.metrics.add(times)
+        self._drafter.timed(times)
 
 
 def _failed(request: Request, error: Exception) -> Event:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from outpace.control.decisions import DecisionLog
 from outpace.engine.defaults import check_generation_config, default_sampling_params
 from outpace.engine.fold import OutputFold
 from outpace.engine.inputs import (
@@ -43,9 +44,10 @@ class LLM:
 
     model: alias, GGUF file, Hugging Face directory, id on the Hugging Face Hub, or a model that is
         loaded already.
-    speculative_config: `{"method": ..., "num_speculative_tokens": ..., ...}` with vLLM's keys;
-        None decodes plainly. `speculative_model` and `num_speculative_tokens` are the older
-        shorthand for it. `"acceptance_method": "typical"` trades exactness for speed, see
+    speculative_config: `{"method": ..., "num_speculative_tokens": ..., ...}` with vLLM's keys.
+        Without it the method is "auto", which decides by itself how far to draft (docs/auto.md);
+        `{"method": "none"}` decodes plainly. `speculative_model` and `num_speculative_tokens` are
+        the older shorthand. `"acceptance_method": "typical"` trades exactness for speed, see
         docs/losslessness.md.
     dtype: "auto", "float32", "bfloat16", "float16", "float64", or "q4_0", "q4_1", "q8_0" for a
         GGUF file that is stored so. "auto": on CPUs a GGUF file's own format where it is one of
@@ -151,6 +153,12 @@ class LLM:
     def metrics(self) -> EngineMetrics:
         """Running totals of all steps so far."""
         return self._engine.metrics
+
+    @property
+    def decisions(self) -> DecisionLog | None:
+        """What `auto` decided in each of the newest steps, what it expected and what came of it;
+        None with a method that decides nothing. Complete while nothing runs."""
+        return self._engine.decisions
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without sampling parameters gets: what the model's makers advise (its

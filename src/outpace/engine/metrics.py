@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outpace.types import StepTimes
+
 
 @dataclass(slots=True)
 class EngineMetrics:
@@ -18,6 +20,12 @@ class EngineMetrics:
     draft_s: float = 0.0
     target_s: float = 0.0
     step_s: float = 0.0
+
+    def add(self, times: StepTimes) -> None:
+        self.num_steps += 1
+        self.draft_s += times.draft_s
+        self.target_s += times.target_s
+        self.step_s += times.step_s
 
     @property
     def overhead_s_per_step(self) -> float:

@@ -115,6 +115,7 @@ def set_up(
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
         kv_cache_bytes=kv_cache_bytes,
+        drafter_bytes=speculation.drafter.row_bytes(speculation.options, target, max_model_len),
     )
     cache = target.new_cache(num_rows=num_rows, num_tokens=max_model_len)
     rng = np.random.default_rng()

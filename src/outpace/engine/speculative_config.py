@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outpace.drafters import drafter_class, make_options
+from outpace.drafters import DEFAULT_METHOD, drafter_class, make_options
 from outpace.drafters.base import Drafter, DrafterOptions
 from outpace.errors import OptionError
 from outpace.verification.lossy import TypicalAcceptance
@@ -43,9 +43,10 @@ def parse_speculative_config(
     """The method and its options from a configuration, or from the older shorthand.
 
     `{"method": ..., **options}` with vLLM's keys, where the method is a name or a `Drafter`
-    subclass; without `method`, a `model` means "draft_model". The shorthand
+    subclass. Without `method`, a `model` means "draft_model", as in vLLM, and everything else the
+    options of `DEFAULT_METHOD`; {"method": "none"} is plain decoding. The shorthand
     `speculative_model=..., num_speculative_tokens=...` is the same; as in vLLM, the model name
-    "ngram" or "[ngram]" means prompt lookup. Nothing given means plain decoding.
+    "ngram" or "[ngram]" means prompt lookup.
     `"acceptance_method": "typical"` with `posterior_threshold` and `posterior_alpha` accepts draft
     tokens by `TypicalAcceptance`, which is lossy; "exact" is the default.
     Raises OptionError for unknown methods, unknown keys and contradictions.
@@ -61,20 +62,13 @@ def parse_speculative_config(
         if "num_speculative_tokens" in values:
             raise OptionError("num_speculative_tokens is given twice")
         values["num_speculative_tokens"] = num_speculative_tokens
-    if not values:
-        values["method"] = "none"
     if isinstance(values.get("model"), str) and values["model"] in _NGRAM_NAMES:
         if values.pop("method", "ngram") != "ngram":
             raise OptionError("model 'ngram' contradicts the method given")
         del values["model"]
         values["method"] = "ngram"
-    given = dict(values)
     lossy = _pop_acceptance(values)
-    method = values.pop("method", "draft_model" if "model" in values else None)
-    if method is None:
-        raise OptionError(
-            f"speculation is configured without a `method` or a draft `model`, got {given!r:.80}"
-        )
+    method = values.pop("method", "draft_model" if "model" in values else DEFAULT_METHOD)
     if lossy is not None and method == "none":
         raise OptionError("acceptance_method='typical' with method 'none': nothing is drafted")
     drafter = drafter_class(method)

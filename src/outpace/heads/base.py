@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -16,12 +17,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Race:
+    """A seeded request's noise, by which its target chooses too; see `coupled.choose`.
+
+    keys: of the noise of each draft token, 64 bits. winner: the draft vocabulary's index of the
+    token that arrives first, from the head's logits and the number of the draft token: for heads
+    that do not run the race themselves.
+    """
+
+    keys: List[int]
+    winner: Callable[[Float32[np.ndarray, " Vd"], int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """How the tokens of a chain are chosen from the head's logits.
+
+    With coins in [0, 1), one for each token, it is drawn by inverting the cumulative sum of
+    softmax(logits / temperature), its q. With a race the winner is taken, at the same temperature.
+    With neither the argmax, lowest id among equals. temperature: above 0 where it matters.
+    """
+
+    temperature: float = 0.0
+    coins: List[float] = ()
+    race: Race | None = None
+
+
+BEST = Chooser()
+
+
+@dataclass(frozen=True, slots=True)
 class HeadDraft:
     """A chain for each sequence.
 
     token_ids: target ids. q: for each token the distribution that it was drawn from, over the
     *draft* vocabulary, [draft_vocab_size] float32 that sums to 1; None for a sequence whose tokens
-    are the argmax.
+    were not drawn.
     """
 
     token_ids: list[list[int]]
@@ -77,18 +108,14 @@ class EagleRunner(Protocol):
         rows: List[int],
         starts: List[int],
         pending: List[List[int]],
-        x: Float32[np.ndarray, "n H"],
+        features: Float32[np.ndarray, "n F"],
         counts: List[int],
-        temperatures: List[float],
-        coins: List[List[float]],
+        choosers: List[Chooser],
     ) -> HeadDraft:
         """Chains for several sequences, on the native path in one call.
 
-        Feeds `pending[i]` (at least one token; `x` holds their rows, one sequence after the other)
-        from slot `starts[i]` of row `rows[i]`, then the drafted tokens but the last, each with the
-        output of the column before it; `counts[i]` tokens (at least one) are drafted.
-
-        temperatures[i]: 0 drafts the argmax (lowest id among equals); otherwise token j is drawn by
-        inverting the cumulative sum of softmax(logits / temperature) at the coin coins[i][j] in
-        [0, 1), and that distribution is returned as q.
+        Feeds `pending[i]` (at least one token; `features` holds the target's rows for them, to be
+        fused, one sequence after the other) from slot `starts[i]` of row `rows[i]`, then the
+        drafted tokens but the last, each with the output of the column before it; `counts[i]`
+        tokens (at least one) are drafted, as `choosers[i]` says.
         """

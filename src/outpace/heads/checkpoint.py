@@ -18,6 +18,7 @@ from outpace.heads.eagle import EagleModule
 from outpace.heads.eagle_config import eagle_config_json, read_eagle_config
 from outpace.heads.files import check_names, check_shape, read_config, read_tensors, write_draft
 from outpace.models.hf.families import FAMILIES
+from outpace.models.hub.aliases import published_name
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -129,8 +130,12 @@ def write_eagle(
     }
     tensors |= vocabulary_tensors(draft_token_ids, config.vocab_size)
     binding = Binding.to(parts, lm_head=lm_head)
-    verifier_class = FAMILIES[parts.config.architecture].model_class
-    values = eagle_config_json(config, binding, verifier_class=verifier_class)
+    values = eagle_config_json(
+        config,
+        binding,
+        verifier=published_name(parts.name),
+        verifier_class=FAMILIES[parts.config.architecture].model_class,
+    )
     write_draft(Path(directory), values, tensors)
 
 

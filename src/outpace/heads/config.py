@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from outpace.models.config import Rope
 
 
+def usual_feature_layers(num_layers: int) -> tuple[int, int, int]:
+    """What "eagle3" captures of a target where nothing is said, as in the speculators library: a
+    low, a middle and a high layer."""
+    return 2, num_layers // 2, num_layers - 3
+
+
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig:
     """Shape and flags of an EAGLE-1 or EAGLE-3 head with one decoder layer.

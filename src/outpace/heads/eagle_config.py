@@ -12,14 +12,15 @@ those older versions call them otherwise and are refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 from outpace.errors import ModelError
 from outpace.heads.binding import KEY, Binding
-from outpace.heads.config import EagleConfig
+from outpace.heads.config import EagleConfig, usual_feature_layers
+from outpace.heads.fields import Fields
 from outpace.heads.plain_rope import plain_theta
-from outpace.models.config import is_integer
+from outpace.models.config import ModelConfig, is_integer
 from outpace.models.hf.config import config_from_hf
 
 SPECULATORS_VERSION = "0.3.0"
@@ -42,15 +43,7 @@ _KNOWN = {
     KEY,
 }
 # Say nothing about what a head computes; the code that `auto_map` names is not run.
-_IGNORED = {
-    "dtype",
-    "torch_dtype",
-    "transformers_version",
-    "model_type",
-    "_name_or_path",
-    "auto_map",
-    "has_no_defaults_at_init",
-}
+_IGNORED = {"model_type", "auto_map", "has_no_defaults_at_init"}
 _LAYER_KNOWN = {
     "model_type",
     "vocab_size",
@@ -91,38 +84,30 @@ _LAYER_IGNORED = _IGNORED | {
 def read_eagle_config(values: Mapping[str, Any], name: str, num_layers: int) -> EagleConfig:
     """An EAGLE head's configuration from the content of its `config.json`.
 
-    num_layers: of the target, which decides the captured layers where the file does not: 2, the
-    middle and the third from the end. Layer i there is the output of the i-th layer.
+    num_layers: of the target, which decides the captured layers where the file does not
+    (`usual_feature_layers`).
     Raises ModelError for other kinds of drafts, for flags that are missing or unknown, and for what
     would make acceptance lossy.
     """
+    fields = Fields(values, name)
     algorithm = values.get("speculators_model_type")
     if algorithm not in ALGORITHMS:
-        _refuse(name, f"speculators_model_type must be one of {ALGORITHMS}, got {algorithm!r}")
+        fields.refuse(f"speculators_model_type must be one of {ALGORITHMS}, got {algorithm!r}")
     known = _KNOWN | set(_EAGLE1_FLAGS) if algorithm == "eagle" else _KNOWN
-    _check_known(values, known | _IGNORED, name)
-    _check_proposals(values.get("speculators_config"), algorithm, name)
-    layer = _transformer_layer(values, name)
+    fields.check_known(known | _IGNORED)
+    _check_proposals(fields, algorithm)
+    layer = _transformer_layer(fields, name)
     # Whether training changed the embedding, says the file of weights.
-    _flag(values, "embed_requires_grad", name)
-    if _flag(values, "tie_word_embeddings", name):
-        _refuse(name, "tie_word_embeddings is true; heads have an output head of their own")
-    hidden_size = layer.hidden_size
-    # Required: absent, it is the target's vocabulary to some readers and 32,000 to others.
-    draft_vocab_size: Any = values.get("draft_vocab_size")
-    if not is_integer(draft_vocab_size) or not 1 <= draft_vocab_size <= layer.vocab_size:
-        _refuse(
-            name,
-            f"draft_vocab_size must be a whole number from 1 to {layer.vocab_size}, got "
-            f"{draft_vocab_size!r}",
-        )
+    fields.flag("embed_requires_grad", default=False)
+    if fields.flag("tie_word_embeddings", default=False):
+        fields.refuse("tie_word_embeddings is true; heads have an output head of their own")
     rope = layer.layers[0].rope
     assert rope is not None
     return EagleConfig(
         algorithm=algorithm,
-        feature_layers=_feature_layers(values.get(_LAYERS), algorithm, num_layers, name),
-        hidden_size=hidden_size,
-        target_hidden_size=_size(values, "target_hidden_size", hidden_size, name),
+        feature_layers=_feature_layers(fields, algorithm, num_layers),
+        hidden_size=layer.hidden_size,
+        target_hidden_size=fields.count("target_hidden_size", default=layer.hidden_size),
         intermediate_size=layer.intermediate_size,
         num_attention_heads=layer.num_attention_heads,
         num_key_value_heads=layer.num_key_value_heads,
@@ -131,8 +116,9 @@ def read_eagle_config(values: Mapping[str, Any], name: str, num_layers: int) -> 
         rope=rope,
         max_position_embeddings=layer.max_position_embeddings,
         vocab_size=layer.vocab_size,
-        draft_vocab_size=draft_vocab_size,
-        **_flags(values, algorithm, name),
+        # Required: absent, it is the target's vocabulary to some readers and 32,000 to others.
+        draft_vocab_size=fields.count("draft_vocab_size", most=layer.vocab_size),
+        **_flags(fields, algorithm),
     )
 
 
@@ -140,13 +126,14 @@ def eagle_config_json(
     config: EagleConfig,
     binding: Binding,
     *,
+    verifier: str,
     verifier_class: str,
     num_draft_tokens: int = 3,
 ) -> dict[str, Any]:
     """The content of `config.json`, complete for this library, speculators and vLLM.
 
-    verifier_class: what `transformers` calls the class of the target. Raises ModelError for a
-    rotation that is stretched or partial; see `plain_rope`.
+    verifier: what others call the target. verifier_class: what `transformers` calls its class.
+    Raises ModelError for a rotation that is stretched or partial; see `plain_rope`.
     """
     theta = plain_theta(config.rope, config.head_dim)
     if theta is None:
@@ -196,7 +183,7 @@ def eagle_config_json(
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {
-                "name_or_path": binding.target_name,
+                "name_or_path": verifier,
                 "architectures": [verifier_class],
             },
         },
@@ -204,77 +191,69 @@ def eagle_config_json(
     }
 
 
-def _transformer_layer(values: Mapping[str, Any], name: str) -> Any:
+def _transformer_layer(fields: Fields, name: str) -> ModelConfig:
     """The one decoder layer, read as a model of one layer."""
-    layer = values.get("transformer_layer_config")
+    layer = fields.values.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
-        _refuse(name, "transformer_layer_config is missing")
+        fields.refuse("transformer_layer_config is missing")
     kind, count = layer.get("model_type"), layer.get("num_hidden_layers", 1)
     if kind != "llama":
-        _refuse(name, f"its layer is of type {kind!r}; heads with 'llama' layers are supported")
+        fields.refuse(f"its layer is of type {kind!r}; heads with 'llama' layers are supported")
     if count != 1:
-        _refuse(name, f"it has {count!r} layers; heads with one are supported")
-    _check_known(layer, _LAYER_KNOWN | _LAYER_IGNORED, name, "transformer_layer_config.")
+        fields.refuse(f"it has {count!r} layers; heads with one are supported")
+    Fields(layer, f"{name}: transformer_layer_config").check_known(_LAYER_KNOWN | _LAYER_IGNORED)
     kept = {key: value for key, value in layer.items() if key not in ("architectures", "auto_map")}
     config = config_from_hf({**kept, "num_hidden_layers": 1}, name)
     if config.qkv_bias or config.o_bias or config.mlp_bias:
-        _refuse(name, "attention_bias and mlp_bias must be false")
+        fields.refuse("attention_bias and mlp_bias must be false")
     if config.activation != "silu":
-        _refuse(name, f"hidden_act must be silu, got {config.activation}")
+        fields.refuse(f"hidden_act must be silu, got {config.activation}")
     return config
 
 
-def _check_known(
-    values: Mapping[str, Any], known: Collection[str], name: str, prefix: str = ""
-) -> None:
-    """Refuse fields that are not known. One that is null states nothing."""
-    unknown = sorted(key for key, value in values.items() if key not in known and value is not None)
-    if unknown:
-        _refuse(name, f"{prefix}{unknown[0]} is not known and may change what the head computes")
-
-
-def _flags(values: Mapping[str, Any], algorithm: str, name: str) -> dict[str, bool]:
+def _flags(fields: Fields, algorithm: str) -> dict[str, bool]:
     """The fields of `EagleConfig` that are flags."""
     if algorithm == "eagle":
         for key in (*_FLAGS, *_EAGLE1_FLAGS):
-            if _flag(values, key, name):
-                _refuse(name, f"{key} is true, which 'eagle' heads here do not compute")
+            if fields.flag(key, default=False):
+                fields.refuse(f"{key} is true, which 'eagle' heads here do not compute")
         return {}
-    if "norm_before_residual" not in values:
-        _refuse(
-            name,
+    if "norm_before_residual" not in fields.values:
+        fields.refuse(
             "norm_before_residual is missing; vLLM takes true and speculators false for it, so "
-            "that it must be stated",
+            "that it must be stated"
         )
-    flags = {key: _flag(values, key, name) for key in _FLAGS}
+    flags = {key: fields.flag(key, default=False) for key in _FLAGS}
     if flags["norm_before_fc"] and flags["fc_norm"]:
-        _refuse(name, "norm_before_fc and fc_norm exclude each other")
+        fields.refuse("norm_before_fc and fc_norm exclude each other")
     return flags
 
 
-def _check_proposals(stated: object, algorithm: str, name: str) -> None:
+def _check_proposals(fields: Fields, algorithm: str) -> None:
     """Refuse proposals that are not what this library does with drafts."""
+    stated = fields.values.get("speculators_config")
     if stated is None:
         return
     if not isinstance(stated, Mapping):
-        _refuse(name, f"speculators_config must be an object, got {stated!r:.80}")
+        fields.refuse(f"speculators_config must be an object, got {stated!r:.80}")
     if stated.get("algorithm", algorithm) != algorithm:
-        _refuse(name, f"it says algorithm {stated['algorithm']!r} and type {algorithm!r}")
+        fields.refuse(f"it says algorithm {stated['algorithm']!r} and type {algorithm!r}")
     methods = stated.get("proposal_methods") or []
     for method in methods if isinstance(methods, list) else [methods]:
         if not isinstance(method, Mapping):
-            _refuse(name, f"proposal_methods must hold objects, got {method!r:.80}")
+            fields.refuse(f"proposal_methods must hold objects, got {method!r:.80}")
         for key, exact in (("verifier_accept_k", 1), ("accept_tolerance", 0)):
             if method.get(key, exact) != exact:
-                _refuse(name, f"{key}={method[key]!r} makes acceptance lossy; {exact} is exact")
+                fields.refuse(f"{key}={method[key]!r} makes acceptance lossy; {exact} is exact")
 
 
-def _feature_layers(stated: Any, algorithm: str, num_layers: int, name: str) -> tuple[int, ...]:
+def _feature_layers(fields: Fields, algorithm: str, num_layers: int) -> tuple[int, ...]:
+    stated: Any = fields.values.get(_LAYERS)
     if algorithm == "eagle":
         if stated not in (None, [num_layers]):
-            _refuse(name, f"an 'eagle' head reads layer {num_layers}, got {_LAYERS}={stated!r}")
+            fields.refuse(f"an 'eagle' head reads layer {num_layers}, got {_LAYERS}={stated!r}")
         return (num_layers,)
-    layers = [2, num_layers // 2, num_layers - 3] if stated is None else stated
+    layers = list(usual_feature_layers(num_layers)) if stated is None else stated
     are_layers = (
         isinstance(layers, list)
         and layers
@@ -283,29 +262,8 @@ def _feature_layers(stated: Any, algorithm: str, num_layers: int, name: str) -> 
     )
     if not are_layers:
         usual = " (the usual ones, because the file states none)" if stated is None else ""
-        _refuse(
-            name,
+        fields.refuse(
             f"{_LAYERS} must list different layers of the target, from 0 (its embedding) to "
-            f"{num_layers}, got {layers!r}{usual}",
+            f"{num_layers}, got {layers!r}{usual}"
         )
     return tuple(layers)
-
-
-def _size(values: Mapping[str, Any], key: str, default: int, name: str) -> int:
-    value = values.get(key)
-    if value is None:
-        return default
-    if not is_integer(value) or value < 1:
-        _refuse(name, f"{key} must be a positive whole number, got {value!r}")
-    return int(value)
-
-
-def _flag(values: Mapping[str, Any], key: str, name: str) -> bool:
-    value = values.get(key, False)
-    if not isinstance(value, bool):
-        _refuse(name, f"{key} must be true or false, got {value!r}")
-    return value
-
-
-def _refuse(name: str, reason: str) -> NoReturn:
-    raise ModelError(f"{name}: this draft cannot be used: {reason}")

@@ -29,13 +29,17 @@ class Fields:
             self.refuse(f"model_type of {what} is {model_type!r}, got {found!r}")
 
     def check_known(self, known: Collection[str]) -> None:
-        unknown = sorted(set(self.values) - set(known) - _PROVENANCE)
+        """A field that is null states nothing, and may be any."""
+        stated = {key for key, value in self.values.items() if value is not None}
+        unknown = sorted(stated - set(known) - _PROVENANCE)
         if unknown:
             self.refuse(f"{unknown[0]!r} is not known and may change what the draft computes")
 
-    def count(self, key: str, *, most: int | None = None) -> int:
-        """A whole number of at least 1."""
+    def count(self, key: str, *, most: int | None = None, default: int | None = None) -> int:
+        """A whole number of at least 1. default: where it is not stated; None: it must be."""
         value: Any = self.values.get(key)
+        if value is None:
+            value = default
         if not is_integer(value) or value < 1 or (most is not None and value > most):
             limit = "of at least 1" if most is None else f"from 1 to {most}"
             self.refuse(f"{key} must be a whole number {limit}, got {value!r}")

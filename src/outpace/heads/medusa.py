@@ -199,13 +199,10 @@ def _read_config(values: Mapping[str, Any], name: str) -> MedusaConfig:
         fields.refuse(f"logit_scale is {values['logit_scale']!r}; only 1.0 is supported")
     fields.check_known({*_KNOWN, *_IGNORED, "logit_scale"})
     vocab_size = fields.count("vocab_size")
-    reduced = values.get("truncated_vocab_size")
     return MedusaConfig(
         hidden_size=fields.count("hidden_size"),
         vocab_size=vocab_size,
-        draft_vocab_size=vocab_size
-        if reduced is None
-        else fields.count("truncated_vocab_size", most=vocab_size),
+        draft_vocab_size=fields.count("truncated_vocab_size", most=vocab_size, default=vocab_size),
         num_heads=fields.count("num_heads"),
         num_layers=fields.count("num_hidden_layers"),
         bias=fields.flag("medusa_fc_bias", default=False),

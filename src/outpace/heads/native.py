@@ -13,17 +13,17 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 
 from outpace.errors import ModelError
-from outpace.heads.base import HeadDraft
+from outpace.heads.base import Chooser, HeadDraft
 from outpace.heads.shared_head import rms_norm
 from outpace.models.native.cache import NativeRows
 from outpace.models.native.decoder import NativeDecoder, native_segment
 from outpace.models.native.network import rope_table
 from outpace.models.native.weights import RUN, Matrix, vector
 from outpace.native.config import EagleParts, NativeConfig, NativeLayer
-from outpace.native.eagle import Chains, NativeEagleModel
-from outpace.native.interface import Activations, EagleKind, KVType, WeightFormat
+from outpace.native.eagle import Chain, NativeEagleModel
+from outpace.native.interface import Activations, Choice, EagleKind, KVType, WeightFormat
 from outpace.native.model import NativeCache
-from outpace.native.quantise import BLOCK, q8_0_blocks
+from outpace.native.quantise import BLOCK, q4_1_blocks, q8_0_blocks
 from outpace.native.weights import Norm, PackedLinear, aligned_empty
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from outpace.models.attention import Segment
 
 _LAYER = "layers.0."
+_QUANTISERS = {WeightFormat.Q4_1: q4_1_blocks, WeightFormat.Q8_0: q8_0_blocks}
 
 
 class NativeEagle:
@@ -52,7 +53,7 @@ class NativeEagle:
         parts: TargetParts,
         draft_token_ids: Int64[np.ndarray, " Vd"],
         *,
-        weight_format: WeightFormat = WeightFormat.Q8_0,
+        weight_format: WeightFormat = WeightFormat.Q4_1,
         activations: Activations = Activations.INT16,
         kv_type: KVType = KVType.BF16,
     ) -> None:
@@ -64,8 +65,8 @@ class NativeEagle:
             `input_norm.weight` or `fc_norm.i.weight`, and `embed_tokens.weight` if the head has an
             embedding of its own. "eagle" heads have neither `norm`, `input_layernorm` nor
             `hidden_norm`. They are not referenced afterwards.
-        weight_format, activations: what matrices are stored as, and what meets them; Q8_0 only
-            where a matrix has a multiple of 32 inputs, else bfloat16.
+        weight_format, activations: what matrices are stored as, and what meets them; packed
+            formats only where a matrix has a multiple of 32 inputs, else bfloat16.
 
         Raises ModelError for a target of another width, or one that the native step does not run.
         """
@@ -85,7 +86,7 @@ class NativeEagle:
         has_own = "embed_tokens.weight" in weights
         embedding = source.linear("embed_tokens") if has_own else target.config.embedding
         ids = self._draft_token_ids.astype(np.int32)
-        network = _network(config, source, embedding, ids, activations, kv_type)
+        network = _network(config, source, embedding, self._fusion.fc, ids, activations, kv_type)
         self._model = NativeEagleModel(network, self._pool, self._path)
         self._growing = threading.Lock()
         self._num_positions = 0
@@ -142,39 +143,45 @@ class NativeEagle:
         rows: List[int],
         starts: List[int],
         pending: List[List[int]],
-        x: Float32[np.ndarray, "n H"],
+        features: Float32[np.ndarray, "n F"],
         counts: List[int],
-        temperatures: List[float],
-        coins: List[List[float]],
+        choosers: List[Chooser],
     ) -> HeadDraft:
         """See `EagleRunner.draft`. Raises ModelError where logits that a token is drawn from are
         not finite."""
         assert isinstance(cache, NativeRows)
-        tossed = np.zeros((len(rows), max(counts)))
-        for i, (count, temperature) in enumerate(zip(counts, temperatures, strict=True)):
-            if temperature > 0:
-                tossed[i, :count] = coins[i][:count]
-        chains = Chains(
-            np.array(rows, np.int32),
-            np.array(starts, np.int32),
-            np.array([len(ids) for ids in pending], np.int32),
-            np.array(counts, np.int32),
-            np.array(temperatures, np.float32),
-            tossed,
+        drafted, drawn_from = self._model.draft_chains(
+            cache.memory,
+            [
+                _chain(row, start, len(ids), count, chooser)
+                for row, start, ids, count, chooser in zip(
+                    rows, starts, pending, counts, choosers, strict=True
+                )
+            ],
+            [token_id for ids in pending for token_id in ids],
+            self._fusion.normed(features),
+            has_features=self._fusion.fc is not None,
         )
-        pending_ids = np.array([token_id for ids in pending for token_id in ids], np.int32)
-        x = np.ascontiguousarray(x)
-        drafted, drawn_from = self._model.draft_chains(cache.memory, chains, pending_ids, x)
         q: list[Any] = []
         first = 0
-        for count, temperature in zip(counts, chains.temperatures.tolist(), strict=True):
-            if temperature > 0:
+        for count, chooser in zip(counts, choosers, strict=True):
+            if chooser.coins:
                 q.append(drawn_from[first : first + count])
                 first += count
             else:
                 q.append(None)
-        token_ids = [ids[:count] for ids, count in zip(drafted.tolist(), counts, strict=True)]
-        return HeadDraft(token_ids, q)
+        return HeadDraft(drafted, q)
+
+
+def _chain(row: int, start: int, num_pending: int, count: int, chooser: Chooser) -> Chain:
+    if chooser.race is not None:
+        keys = chooser.race.keys
+        return Chain(row, start, num_pending, count, Choice.RACED, chooser.temperature, keys)
+    if chooser.coins:
+        return Chain(
+            row, start, num_pending, count, Choice.DRAWN, chooser.temperature, chooser.coins
+        )
+    return Chain(row, start, num_pending, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +201,7 @@ class _Weights:
         return self.tensors[name].shape[1] % BLOCK == 0
 
     def blocks(self, name: str) -> UInt8[np.ndarray, "rows nbytes"]:
-        assert self.weight_format == WeightFormat.Q8_0
-        return q8_0_blocks(self.load(name).numpy())
+        return _QUANTISERS[self.weight_format](self.load(name).numpy())
 
     def linear(self, *stems: str, interleaved: bool = False) -> PackedLinear:
         names = tuple(f"{stem}.weight" for stem in stems)
@@ -258,6 +264,7 @@ def _network(
     config: EagleConfig,
     source: _Weights,
     embedding: PackedLinear,
+    fc: PackedLinear | None,
     draft_ids: np.ndarray[Any, Any],
     activations: Activations,
     kv_type: KVType,
@@ -276,7 +283,7 @@ def _network(
     eagle = EagleParts(
         kind=EagleKind.EAGLE3 if is_eagle3 else EagleKind.EAGLE1,
         draft_ids=draft_ids,
-        fc=None if is_eagle3 else source.linear("fc"),
+        fc=fc if is_eagle3 else source.linear("fc"),
         hidden_norm=source.norm(f"{_LAYER}hidden_norm"),
         norm_before_residual=config.norm_before_residual,
         norm_output=config.norm_output,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from outpace.cache import CopyableRows, KVCache
-from outpace.heads.base import HeadDraft
+from outpace.heads.base import Chooser, HeadDraft
 from outpace.heads.config import EagleConfig
 from outpace.heads.eagle import EagleModule
 from outpace.models.attention import AttentionPlan, Segment
@@ -105,24 +105,22 @@ class TorchEagle:
         rows: List[int],
         starts: List[int],
         pending: List[List[int]],
-        x: Float32[np.ndarray, "n H"],
+        features: Float32[np.ndarray, "n F"],
         counts: List[int],
-        temperatures: List[float],
-        coins: List[List[float]],
+        choosers: List[Chooser],
     ) -> HeadDraft:
         """See `EagleRunner.draft`. Sequences advance together until each has its count."""
         drafted: list[list[int]] = [[] for _ in rows]
         claims: list[list[Float32[np.ndarray, " Vd"]]] = [[] for _ in rows]
         feeds, next_slots = [list(tokens) for tokens in pending], list(starts)
-        going, inputs = list(range(len(rows))), self._tensor(x)
+        going, inputs = list(range(len(rows))), self._tensor(self.fuse(features))
         while going:
             segments = [Segment(rows[i], next_slots[i], len(feeds[i])) for i in going]
             token_ids = [token for i in going for token in feeds[i]]
             outputs = self._columns(cache, token_ids, inputs, segments)
             outputs = outputs[(np.cumsum([s.num_tokens for s in segments]) - 1).tolist()]
             for i, logits in zip(going, _array(self._network.logits(outputs)), strict=True):
-                coin = coins[i][len(drafted[i])] if temperatures[i] else 0.0
-                index, q = choose(logits, temperatures[i], coin)
+                index, q = choose(logits, choosers[i], len(drafted[i]))
                 if q is not None:
                     claims[i].append(q)
                 drafted[i].append(int(self.draft_token_ids[index]))
@@ -164,16 +162,19 @@ class TorchEagle:
 
 
 def choose(
-    logits: Float32[np.ndarray, " Vd"], temperature: float, coin: float
+    logits: Float32[np.ndarray, " Vd"], chooser: Chooser, number: int
 ) -> tuple[int, Float32[np.ndarray, " Vd"] | None]:
-    """A draft token as `EagleRunner.draft` says, and the distribution it was drawn from."""
-    if not temperature:
+    """Draft token `number` of a chain, as its index, and the distribution it was drawn from."""
+    if chooser.race is not None:
+        return chooser.race.winner(logits, number), None
+    if not chooser.coins:
         return int(np.argmax(logits)), None
-    q = np.exp((logits - logits.max()) / np.float32(temperature))
+    q = np.exp((logits - logits.max()) / np.float32(chooser.temperature))
     q /= q.sum()
     cumulative = np.cumsum(q, dtype=np.float64)
     # A coin below 1 stays below the sum, and finds no token that has no probability.
-    index = int(np.searchsorted(cumulative, coin * cumulative[-1], side="right"))
+    wanted = chooser.coins[number] * cumulative[-1]
+    index = int(np.searchsorted(cumulative, wanted, side="right"))
     return min(index, len(q) - 1), q
 
 

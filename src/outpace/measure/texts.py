@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.errors import OptionError
+from outpace.files import read_text
 
 PROMPT_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -19,23 +20,12 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
     """
     texts = []
     for path in paths:
-        content = _read(path)
+        content = read_text(path)
         found = list(_prompts(path, content)) if path.suffix in PROMPT_SUFFIXES else [content]
         if not any(text.strip() for text in found):
             raise OptionError(f"{path} holds no text; give a file of prose or of prompts")
         texts += found
     return texts
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise OptionError(
-            f"{path} is not UTF-8 text (byte {error.start}); convert it first"
-        ) from error
 
 
 def _prompts(path: Path, content: str) -> Iterator[str]:

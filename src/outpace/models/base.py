@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from outpace.cache import CacheRows
@@ -56,7 +56,7 @@ class CausalModel(Protocol):
 
     def forward(
         self, batch: Batch, cache: Any, capture: Sequence[int] = ()
-    ) -> tuple[Tensor | np.ndarray, dict[int, Tensor]]:
+    ) -> tuple[Tensor | np.ndarray, Mapping[int, Tensor]]:
         """One pass over the batch. Mutates only `cache`, which must come from `new_cache`.
 
         Returns the logits of `batch.logit_rows`, [R, num_logits] in float32 (float64 for a
@@ -79,7 +79,7 @@ class EarlyExit(CausalModel, Protocol):
         cache: Any,
         capture: Sequence[int] = (),
         num_layers: int | None = None,
-    ) -> tuple[Tensor | np.ndarray, dict[int, Tensor]]:
+    ) -> tuple[Tensor | np.ndarray, Mapping[int, Tensor]]:
         """As `CausalModel.forward`, through the first `num_layers` layers (None: all).
 
         Writes keys and values of these alone. The logits are those of the early exit: final norm

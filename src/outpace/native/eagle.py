@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int32
+from jaxtyping import Float, Float32
 
+from outpace.native.interface import Choice
 from outpace.native.library import library
 from outpace.native.model import NativeCache, NativeModel
-from outpace.native.weights import address, check_ids, check_vector
+from outpace.native.weights import address, check_vector
 
 
-class Chains(NamedTuple):
-    """What the sequences of one call draft, one after the other.
+class Chain(NamedTuple):
+    """`op_chain`: what one sequence of a call drafts.
 
-    rows: cache rows. starts: the slot of each one's first pending column. num_pending, num_steps:
-    columns to feed, and tokens to draft, at least one of each. temperatures: 0 for the argmax.
-    coins: in [0, 1), for each token of the sequences that are sampled.
+    row: in the cache. start: the slot of its first pending column. num_pending, num_steps: columns
+    to feed, and tokens to draft, at least one of each. choice: how tokens are chosen; temperature:
+    above 0, but for the argmax. noise: for each token a coin in [0, 1) where it is drawn, a key of
+    64 bits where it is raced.
     """
 
-    rows: Int32[np.ndarray, " seqs"]
-    starts: Int32[np.ndarray, " seqs"]
-    num_pending: Int32[np.ndarray, " seqs"]
-    num_steps: Int32[np.ndarray, " seqs"]
-    temperatures: Float32[np.ndarray, " seqs"]
-    coins: Float64[np.ndarray, "seqs max_steps"]
+    row: int
+    start: int
+    num_pending: int
+    num_steps: int
+    choice: Choice = Choice.BEST
+    temperature: float = 0.0
+    noise: Sequence[float] = ()
 
 
 class NativeEagleModel(NativeModel):
@@ -34,40 +40,63 @@ class NativeEagleModel(NativeModel):
     def draft_chains(
         self,
         cache: NativeCache,
-        chains: Chains,
-        pending_ids: Int32[np.ndarray, " pending"],
-        x: Float[np.ndarray, "pending hidden"],
-    ) -> tuple[Int32[np.ndarray, "seqs max_steps"], Float32[np.ndarray, "drawn num_logits"]]:
+        chains: Sequence[Chain],
+        pending_ids: Sequence[int],
+        start_from: Float[np.ndarray, "pending size"],
+        *,
+        has_features: bool = False,
+    ) -> tuple[list[list[int]], Float32[np.ndarray, "drawn num_logits"]]:
         """All draft steps of all sequences in one call: feed each sequence's pending columns, then
         those of the tokens drafted, but the last.
 
-        Returns the drafted tokens, in the model's vocabulary (-1 past a sequence's num_steps), and
-        q for each token that was drawn, one sequence after the other. Raises ModelError where
-        logits that are drawn from are not finite.
+        pending_ids, start_from: of the pending columns, one sequence after the other; the latter
+        hidden states, or target features for `fc` of the head if has_features.
+
+        Returns the drafted tokens, in the model's vocabulary, and q for each token that was drawn,
+        one sequence after the other. Raises ModelError where logits that are drawn from are not
+        finite.
         """
-        rows, starts, num_pending, num_steps, temperatures, coins = chains
-        for array in (rows, starts, num_pending, num_steps, pending_ids):
-            check_ids(array)
-        check_vector(x, len(pending_ids) * self.config.hidden_size)
-        num_seqs, max_steps = len(rows), int(num_steps.max())
-        assert len(starts) == len(num_pending) == len(num_steps) == num_seqs
-        assert int(num_pending.sum()) == len(pending_ids)
-        check_vector(temperatures, num_seqs)
-        assert coins.dtype == np.float64
-        assert coins.flags.c_contiguous
-        assert coins.shape == (num_seqs, max_steps)
-        drafted = np.full((num_seqs, max_steps), -1, np.int32)
-        num_drawn = int(num_steps[temperatures > 0].sum())
+        assert self.config.eagle is not None or not has_features
+        width = self.config.hidden_size
+        if has_features and self.config.eagle is not None and self.config.eagle.fc is not None:
+            width = self.config.eagle.fc.in_
+        check_vector(start_from, len(pending_ids) * width)
+        assert sum(chain.num_pending for chain in chains) == len(pending_ids)
+        max_steps = max(chain.num_steps for chain in chains)
+        # Bytes and ctypes arrays: numpy takes longer for so few numbers, and most of a step's time
+        # outside the kernels is code that was pushed out of the caches.
+        drafted = (ctypes.c_int32 * (len(chains) * max_steps))()
+        num_drawn = sum(chain.num_steps for chain in chains if chain.choice == Choice.DRAWN)
         q = np.empty((num_drawn, self.config.num_logits), np.float32)
         with self.pool.lock:
             self._check(
                 library().op_eagle_draft(
                     self.pointer,
                     cache.pointer,
-                    num_seqs,
-                    *map(address, (rows, starts, num_pending, pending_ids, x, num_steps)),
-                    *map(address, (temperatures, coins, drafted, q)),
+                    len(chains),
+                    struct.pack("=" + "5if" * len(chains), *(n for c in chains for n in c[:6])),
+                    struct.pack(f"={len(pending_ids)}i", *pending_ids),
+                    address(start_from),
+                    has_features,
+                    _noise(chains, max_steps),
+                    drafted,
+                    address(q),
                     self._error_address,
                 )
             )
-        return drafted, q
+        return [
+            drafted[i * max_steps : i * max_steps + chain.num_steps]
+            for i, chain in enumerate(chains)
+        ], q
+
+
+def _noise(chains: Sequence[Chain], max_steps: int) -> bytes | None:
+    """`op_noise` of all tokens; None where every token is the argmax."""
+    if all(chain.choice == Choice.BEST for chain in chains):
+        return None
+    parts = []
+    for chain in chains:
+        kind = "Q" if chain.choice == Choice.RACED else "d"
+        noise = [] if chain.choice == Choice.BEST else chain.noise[: chain.num_steps]
+        parts.append(struct.pack(f"={len(noise)}{kind}{8 * (max_steps - len(noise))}x", *noise))
+    return b"".join(parts)

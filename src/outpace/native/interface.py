@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 ERROR_BYTES = 256
 
 
@@ -53,6 +53,14 @@ class KVType(IntEnum):
 class EagleKind(IntEnum):
     EAGLE1 = 1
     EAGLE3 = 3
+
+
+class Choice(IntEnum):
+    """How an EAGLE head's draft tokens are chosen from its logits."""
+
+    BEST = 0
+    DRAWN = 1
+    RACED = 2
 
 
 class LinearStruct(ctypes.Structure):
@@ -162,6 +170,17 @@ class BatchStruct(ctypes.Structure):
     )
 
 
+class ChainStruct(ctypes.Structure):
+    _fields_ = (
+        ("row", c_int32),
+        ("start", c_int32),
+        ("num_pending", c_int32),
+        ("num_steps", c_int32),
+        ("choice", c_int32),
+        ("temperature", c_float),
+    )
+
+
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "op_linear": LinearStruct,
     "op_norm": NormStruct,
@@ -170,6 +189,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "op_config": ConfigStruct,
     "op_segment": SegmentStruct,
     "op_batch": BatchStruct,
+    "op_chain": ChainStruct,
 }
 
 # Addresses are passed as plain integers: ctypes converts those fastest.
@@ -196,7 +216,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "op_forward": (c_int32, (_P, _P, _P, _P)),
     "op_layer_forward": (c_int32, (_P, _P, c_int32, _P, _P, _P)),
     "op_draft": (c_int32, (_P, _P, c_int32, _P, _P, _P, _P, _P, c_int32, _P, _P)),
-    "op_eagle_draft": (c_int32, (_P, _P, c_int32, *(_P,) * 11)),
+    "op_eagle_draft": (c_int32, (_P, _P, c_int32, _P, _P, _P, c_int32, _P, _P, _P, _P)),
 }
 
 

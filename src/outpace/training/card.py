@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from outpace.models.hub.aliases import published_name
 from outpace.training.answers import Answer
 from outpace.training.recipe import Outcome, Recipe
 from outpace.training.run_directory import write_json
@@ -58,6 +59,7 @@ def training_record(
         "command": " ".join(map(without_folders, command)),
         "target": {
             "name": without_folders(target.name),
+            "published_as": without_folders(published_name(target.name)),
             "fingerprint": target.fingerprint,
             "tokenizer_fingerprint": target.tokenizer.fingerprint(),
             "dtype": target.dtype,
@@ -152,6 +154,7 @@ def card_text(record: Mapping[str, Any]) -> str:
         *_facts(
             {
                 "Target": f"{target['name']}, {target['dtype']} on {target['runs_on']}",
+                "Target's name elsewhere": target["published_as"],
                 "Target's fingerprint": f"`{target['fingerprint']}`",
                 "Tokenizer's fingerprint": f"`{target['tokenizer_fingerprint']}`",
                 "Versions": ", ".join(f"{k} {v}" for k, v in record["versions"].items()),

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from outpace.errors import OptionError
-from outpace.heads.config import EagleConfig
+from outpace.heads.config import EagleConfig, usual_feature_layers
 from outpace.heads.eagle import EagleModule, GatedMLP
 from outpace.heads.plain_rope import plain_rope
 from outpace.models.config import ModelConfig
@@ -34,9 +34,8 @@ SCALE_SAMPLE = 64
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer: those of the speculators library, or of a target too small
-    for these the embedding, the middle and the last."""
-    low, middle, high = 2, num_layers // 2, num_layers - 3
+    """The usual ones, or of a target too small for these the embedding, the middle and the last."""
+    low, middle, high = usual_feature_layers(num_layers)
     return (low, middle, high) if low < middle < high else (0, middle, num_layers)
 
 

@@ -10,21 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from outpace.errors import OptionError
+from outpace.files import read_text
 
 SYNC_EVERY = 16
 """Rows that a power cut may cost."""
-
-
-def read_text(path: Path) -> str:
-    """Raises OptionError for a file that cannot be read or is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise OptionError(
-            f"{path} is not UTF-8 text (byte {error.start}); convert it first"
-        ) from error
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from outpace.errors import OptionError
-from outpace.training.jsonl import read_rows, read_text
+from outpace.files import read_text
+from outpace.training.jsonl import read_rows
 from outpace.training.prompts import JSON_SUFFIXES
 
 NUM_WORDS = 13

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.errors import OptionError
-from outpace.training.jsonl import optional_text, read_rows, read_text
+from outpace.files import read_text
+from outpace.training.jsonl import optional_text, read_rows
 
 if TYPE_CHECKING:
     from outpace.models.tokenizer import Tokenizer

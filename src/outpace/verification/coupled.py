@@ -78,7 +78,7 @@ def choose(p_row: Float[np.ndarray, " V"], seed: int, choice: int, position: int
     if token_ids.size == 1:
         return int(token_ids[0])
     assert token_ids.size, "there is no mass to draw from"
-    return int(_first_arrivals(p_row, token_ids, _key(seed, choice, position), 1)[0])
+    return int(_first_arrivals(p_row, token_ids, noise_key(seed, choice, position), 1)[0])
 
 
 def arrivals(
@@ -91,7 +91,7 @@ def arrivals(
     """
     token_ids = np.flatnonzero(p_row > 0)
     first: list[int] = _first_arrivals(
-        p_row, token_ids, _key(seed, choice, position), count
+        p_row, token_ids, noise_key(seed, choice, position), count
     ).tolist()
     return first
 
@@ -123,7 +123,8 @@ def _first_arrivals(
     return first
 
 
-def _key(seed: int, choice: int, position: int) -> int:
+def noise_key(seed: int, choice: int, position: int) -> int:
+    """The key, 64 bits, from which the noise of one output position is made."""
     key = 0
     for part in (seed, choice, position):
         key = _mix(key + _STEP * (part + 1))

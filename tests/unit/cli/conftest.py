@@ -12,6 +12,7 @@ import pytest
 
 import outpace
 from outpace.cli.main import main
+from outpace.control.decisions import DecisionLog, RequestRecord, StepRecord
 from outpace.engine.fold import OutputFold
 from outpace.errors import ContextLengthError
 from outpace.outputs import (
@@ -29,6 +30,24 @@ BLOCK_LEN = 3
 MAX_PROMPT_LEN = 400
 
 
+def step_record(step: int, num_accepted: int) -> StepRecord:
+    """What `auto` would have written: a plain step, or a draft that was right."""
+    source = "suffix" if num_accepted else "none"
+    return StepRecord(
+        step=step,
+        num_seqs=1,
+        num_rows=1 + num_accepted,
+        context=step,
+        requests=[RequestRecord(0, source, num_accepted, num_accepted)],
+        predicted_tokens=1.0 + num_accepted,
+        predicted_s=0.004,
+        num_tokens=1 + num_accepted,
+        draft_s=0.001,
+        target_s=0.003,
+        step_s=0.005,
+    )
+
+
 class ByteTokenizer:
     def decode(self, ids: list[int], /, skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
@@ -43,6 +62,7 @@ class FakeStream:
         answer = llm.answer(prompt)
         self._fold = OutputFold(llm.tokenizer, params, frozenset(), params.max_tokens or 10_000)
         self._stats = SpeculationStats()
+        self._log = llm.decisions
         self._events = self._run(list(answer.encode()), block_len, llm.on_event)
 
     def _run(self, ids: list[int], block_len: int, on_event: Callable[[], None]) -> Iterator[Event]:
@@ -57,6 +77,8 @@ class FakeStream:
             num_accepted = len(block) - 1
             draft, verdict = Draft(tuple(block[:-1])), Verdict(tuple(block), num_accepted)
             self._stats.record(draft, verdict)
+            if self._log is not None and block_len > 1:
+                self._log.add(step_record(self._log.num_steps, num_accepted))
             on_event()
             yield Event(
                 seq_id=0,
@@ -120,7 +142,8 @@ class FakeLLM:
         self.tokenizer = ByteTokenizer()
         self.model_name = self.model
         config = self.speculative_config or {}
-        self.method = config.get("method", "none")
+        self.method = config.get("method", "draft_model" if "model" in config else "auto")
+        self.decisions = DecisionLog() if self.method == "auto" else None
         self.lossy = "some rule" if config.get("acceptance_method") == "typical" else None
 
     def answer(self, prompt: str) -> str:

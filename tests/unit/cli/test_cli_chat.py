@@ -90,7 +90,7 @@ def test_ctrl_c_stops_the_answer_not_the_program(
 
     monkeypatch.setattr(fake_class, "on_event", interrupt_at_the_third_event)
     before = signal.getsignal(signal.SIGINT)
-    status, out, _ = run_cli("chat", stdin="hello\nagain\n")
+    status, out, _ = run_cli("chat", "--method", "none", stdin="hello\nagain\n")
     assert signal.getsignal(signal.SIGINT) is before
     assert status == 0
     assert out.splitlines() == ["you  (stopped)", "you said: again"]

@@ -21,8 +21,9 @@ def test_runs_are_interleaved_after_a_warm_up(run_cli: Run, llms: list) -> None:
         *(True, False),
     ]
     values = json.loads(out)
-    assert values["method"] == "ngram"
+    assert values["method"] == "auto"
     assert values["ids_equal"] is True
+    assert values["shares"] == {"suffix": 1.0}
     assert values["acceptance_length"] == 3.0
     assert (values["repeats"], values["num_output_tokens"]) == (2, 15)
     ratio = values["speculative_tokens_per_s"] / values["plain_tokens_per_s"]

@@ -18,10 +18,11 @@ REPLY = "you said: hello"
 
 
 def test_plain_output_and_statistics(run_cli: Run, llms: list) -> None:
-    status, out, err = run_cli("generate", "hello")
+    status, out, err = run_cli("generate", "hello", "--method", "none")
     assert (status, out) == (0, REPLY + "\n")
     assert err.startswith(f"{len(REPLY)} tokens, ")
     assert err.endswith("acceptance length 1.00, method none\n")
+    assert run_cli("generate", "hello")[2].endswith("acceptance length 3.00, method auto\n")
     [(prompt, params, speculative)] = llms[0].requests
     assert prompt == [{"role": "user", "content": "hello"}]
     assert params == SamplingParams(max_tokens=256, temperature=0.0)
@@ -58,8 +59,9 @@ def test_raw_prompt_and_sources(run_cli: Run, llms: list, tmp_path: Path) -> Non
         (["a", "--speculative-config", "9" * 5000], "", 1, "error: --speculative-config is not"),
         (["a", "--speculative-config", '{"a": 1, "a": 1}'], "", 1, "the key 'a' is given twice"),
         (["a", "--speculative-config", "[]"], "", 1, "error: --speculative-config must be an obj"),
-        (["a", "--prompt-lookup-max", "3"], "", 1, "error: --prompt-lookup-max configures a"),
-        (["a", "--method", "nonsense"], "", 2, "'nonsense' is not one of draft_model, "),
+        (["a", "--prompt-lookup-max", "3"], "", 1, "error: --prompt-lookup-max configures an"),
+        (["a", "--explain", "--method", "ngram"], "", 1, "error: --explain tells how 'auto' "),
+        (["a", "--method", "nonsense"], "", 2, "'nonsense' is not one of auto, draft_model, "),
         (["a", "--logit-bias", "x=1"], "", 2, "'x=1' is not a token id and a number"),
         (["a", "--logit-bias", "5"], "", 2, "'5' is not a token id and a number"),
         (["a", "--logit-bias", "5=1", "--logit-bias", "5=2"], "", 1, "names a token id twice"),
@@ -192,11 +194,15 @@ def test_drafter_configuration_from_flags_and_json(run_cli: Run, llms: list) -> 
     run_cli("generate", "a", "--speculative-config", '{"method": "ngram"}', "--prompt-lookup-min=2")
     run_cli("generate", "a", "--speculative_model", "m", "--num_speculative_tokens", "3")
     run_cli("generate", "a", "--method", "draft-model", "--speculative-config", '{"model": "m"}')
+    run_cli("generate", "a", "--num-speculative-tokens", "3", "--store-tokens", "9")
+    run_cli("generate", "a", "--method", "auto", "--speculative-model", "DIR")
     assert [llm.speculative_config for llm in llms] == [
         {"method": "ngram", "prompt_lookup_max": 4, "occurrence": "x"},
         {"method": "ngram", "prompt_lookup_min": 2},
         {"model": "m", "num_speculative_tokens": 3},
         {"method": "draft_model", "model": "m"},
+        {"num_speculative_tokens": 3, "store_tokens": 9},
+        {"method": "auto", "model": "DIR"},
     ]
 
 

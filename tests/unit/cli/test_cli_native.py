@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from model_files import write_gguf
 from native_models import usable_paths
 
-from outpace.cli.options import ACTIVATIONS, DTYPES, KV_CACHE_DTYPES, MODEL_IMPLS
+from outpace.cli.model_options import ACTIVATIONS, DTYPES, KV_CACHE_DTYPES, MODEL_IMPLS
 from outpace.models import load
 from outpace.models.native import formats, packed_file
 

@@ -39,14 +39,15 @@ def test_generate_streams_the_answer_and_reports_on_stderr() -> None:
     done = outpace("generate", "What is the capital of France?", "--max-tokens", "20")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
-    assert "acceptance length 1.00, method none" in done.stderr
+    assert ", method auto" in done.stderr
 
 
 @pytest.mark.usefixtures("default_model_in_memory", "unchecked_shapes")
 def test_json_agrees_between_methods_and_precisions_say_what_they_are(run_cli: Run) -> None:
     asked = ("generate", REWRITE, "--json", "--max-tokens", "40", "--dtype", "float64")
     plain, drafted = (
-        json.loads(run_cli(*asked, *more).out) for more in ([], ["--method", "ngram"])
+        json.loads(run_cli(*asked, *more).out)
+        for more in (["--method", "none"], ["--method", "ngram"])
     )
     assert plain["token_ids"] == drafted["token_ids"]
     assert plain["text"] == drafted["text"]
@@ -69,6 +70,23 @@ def test_compare_in_the_row_invariant_mode_is_equal(run_cli: Run) -> None:
     assert values["acceptance_length"] > 1.0
     ratio = values["speculative_tokens_per_s"] / values["plain_tokens_per_s"]
     assert values["ratio"] == pytest.approx(ratio)
+
+
+@pytest.mark.usefixtures("default_model_in_memory", "unchecked_shapes")
+def test_the_account_of_auto(run_cli: Run) -> None:
+    asked = ("generate", REWRITE, "--max-tokens", "40", "--explain")
+    values = json.loads(run_cli(*asked, "--json").out)
+    found, stats = values["decisions"], values["speculation"]
+    sources = found["sources"].values()
+    assert found["num_steps"] <= stats["num_steps"]
+    assert sum(source["drafted"] for source in sources) == stats["num_draft_tokens"]
+    assert sum(source["accepted"] for source in sources) == stats["num_accepted_tokens"]
+    assert found["costs"]["trained"] == "eagle3"
+    assert all(seconds > 0 for seconds in found["costs"]["pass_s"])
+    done = run_cli(*asked)
+    assert done.out.strip() == values["text"].strip()
+    for words in ("What auto did in", "A draft token of eagle3 costs", "ms predicted"):
+        assert words in done.err
 
 
 @pytest.mark.usefixtures("default_model_in_memory", "unchecked_shapes")

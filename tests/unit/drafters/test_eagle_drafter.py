@@ -170,7 +170,7 @@ def test_the_check_can_fail() -> None:
         tree = Draft((6, 7, 8), parents=(-1, -1, 1))
         target.step([seq], [tree], [[1, 2]], [[9]])
         if break_it:
-            drafter._rows._columns[0].pending._parts[-1][-1] += 1
+            drafter._rows._columns[0].pending._parts[-1][:, -1] += 1
         drafter.propose([seq], [3])
         if break_it:
             with pytest.raises(AssertionError, match="columns"):
@@ -299,7 +299,9 @@ def test_a_pass_that_fails_leaves_everything_as_it_was(params: Any, shape: str) 
         check_columns(drafter, head, seq)
     head.fails = 1
     seqs[0].tokens.append(3)
-    drafter._rows._columns[0].pending.append(np.zeros((1, 6), np.float32))
+    columns = drafter._rows._columns[0]
+    columns.pending.add(np.zeros((2, 1, 3), np.float32))
+    columns.num_known += 1
     with pytest.raises(RuntimeError):
         drafter.release(seqs[0])
     drafter.release(seqs[1])

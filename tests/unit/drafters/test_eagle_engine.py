@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 from fake_head import FakeHead, LyingHead, head_config
 from laws import SMALL, SMALL_VOCAB, chi_square_p, pair_counts, pair_law
+from plain import plain_llm
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
+from outpace.drafters import drafter_class, make_options
+from outpace.errors import OptionError
+from outpace.models.attention import padded_capacity
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -50,7 +54,7 @@ CELLS = [
 def test_answers_are_those_of_plain_decoding(method: str, shape: str, way: str) -> None:
     params = WAYS[way]
     requests = [{"prompt_token_ids": ids} for ids in PROMPTS]
-    with LLM(TARGET, max_num_seqs=3) as llm:
+    with plain_llm(TARGET, max_num_seqs=3) as llm:
         plain = llm.generate(requests, params)
     head = engine_head(method, VOCAB)
     config = speculation(method, shape, 5, head)
@@ -94,3 +98,19 @@ def test_the_law_test_has_teeth() -> None:
     with LLM(SMALL, speculative_config=config, max_num_seqs=64) as llm:
         counts = pair_counts(llm, LAWS["T1"], NUM_REQUESTS)
     assert chi_square_p(counts, pair_law(LAWS["T1"])) < 1e-9
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_memory_is_planned_for_the_head_too(shape: str) -> None:
+    head, num_tokens = engine_head("eagle3", VOCAB), TARGET.max_len
+    config = speculation("eagle3", shape, 5, head)
+    options = make_options("eagle3", {key: config[key] for key in config if key != "method"})
+    own = drafter_class("eagle3").row_bytes(options, TARGET, num_tokens)
+    capacity = padded_capacity(num_tokens + (5 if shape == "tree" else 0))
+    pending = 4 * num_tokens * head.config.feature_size
+    assert own == head.kv_bytes(num_rows=1, capacity=capacity) + pending
+    needed = own + TARGET.kv_bytes(num_rows=1, num_tokens=num_tokens)
+    with LLM(TARGET, speculative_config=config, kv_cache_bytes=needed) as llm:
+        llm.generate([{"prompt_token_ids": PROMPTS[0]}], WAYS["greedy"])
+    with pytest.raises(OptionError, match="GB for the drafter"):
+        LLM(TARGET, speculative_config=config, kv_cache_bytes=needed - 1)

@@ -168,7 +168,7 @@ def test_no_tree_of_as_many_nodes_expects_more(
     assert len(set(drafted)) == len(drafted) == min(num_nodes, len(paths))
     best = sorted(paths.values(), reverse=True)[:num_nodes]
     assert [paths[path] for path in drafted] == pytest.approx(best)
-    chain = best_chain(start, depth, 0.0)
+    chain, _ = best_chain(start, depth, 0.0)
     assert tree.first_path().token_ids == chain[: len(tree.first_path())]
 
 

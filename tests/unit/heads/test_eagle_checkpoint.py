@@ -210,8 +210,21 @@ def test_the_verifier_is_named_as_others_name_it(tmp_path: Path) -> None:
     values = json.loads((written(tmp_path / "head") / "config.json").read_text())
     verifier = values["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": TARGET.name, "architectures": ["LlamaForCausalLM"]}
-    values = eagle_config_json(CONFIGS[0], Binding.to(PARTS), verifier_class="Qwen2ForCausalLM")
-    assert values["speculators_config"]["verifier"]["architectures"] == ["Qwen2ForCausalLM"]
+    values = eagle_config_json(
+        CONFIGS[0], Binding.to(PARTS), verifier="a/b", verifier_class="Qwen2ForCausalLM"
+    )
+    verifier = values["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": "a/b", "architectures": ["Qwen2ForCausalLM"]}
+
+
+def test_of_an_alias_the_verifier_has_its_name_on_the_hub(tmp_path: Path) -> None:
+    named = TargetParts(replace(TARGET, name="smollm2-135m"))
+    vocabulary = draft_vocabulary(CONFIGS[0])
+    write_eagle(tmp_path, module_of(CONFIGS[0]), vocabulary, named)
+    values = json.loads((tmp_path / "config.json").read_text())
+    verifier = values["speculators_config"]["verifier"]
+    assert verifier["name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert values["outpace"]["target_name"] == "smollm2-135m"
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -239,10 +252,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "lacks embed_tokens",
     ),
     "no size of the draft vocabulary": (lambda v: v.pop("draft_vocab_size"), "draft_vocab_size"),
-    "a flag of EAGLE-1": (lambda v: v.update(fusion_bias=False), "fusion_bias is not known"),
+    "a flag of EAGLE-1": (lambda v: v.update(fusion_bias=False), "'fusion_bias' is not known"),
     "an unknown field of the layer": (
         lambda v: v["transformer_layer_config"].update(logit_cap=30.0),
-        "transformer_layer_config.logit_cap is not known",
+        "transformer_layer_config: 'logit_cap' is not known",
     ),
     "a layer named twice": (
         lambda v: v.update(eagle_aux_hidden_state_layer_ids=[0, 1, 1]),

@@ -15,7 +15,7 @@ from scipy import stats
 from tiny import tiny_model
 
 from outpace.errors import ModelError
-from outpace.heads.base import EagleRunner
+from outpace.heads.base import BEST, Chooser, EagleRunner, Race
 from outpace.heads.config import EagleConfig
 from outpace.heads.native import NativeEagle
 from outpace.heads.target_parts import TargetParts
@@ -23,6 +23,7 @@ from outpace.heads.torch_runner import TorchEagle
 from outpace.models.attention import Segment
 from outpace.native.interface import Activations, KVType, WeightFormat
 from outpace.native.library import status
+from outpace.verification import coupled
 
 found = status()
 pytestmark = pytest.mark.skipif(found.path is None, reason=f"no native step: {found.reason}")
@@ -32,7 +33,7 @@ FORMATS: list[dict[str, Any]] = [
     EXACT,
     {"weight_format": WeightFormat.BF16},
     {"activations": Activations.INT16},
-    {"activations": Activations.INT8},
+    {"weight_format": WeightFormat.Q8_0, "activations": Activations.INT8},
 ]
 HEADS = [
     head_config(),
@@ -80,23 +81,34 @@ def feed(
 
 
 def draft(
-    head: EagleRunner, pending: List[List[int]], xs: List[np.ndarray], counts: List[int], **law: Any
+    head: EagleRunner,
+    pending: List[List[int]],
+    captured: List[np.ndarray],
+    counts: List[int],
+    choosers: List[Chooser] | None = None,
 ) -> Any:
-    """Drafts from empty rows, the argmax unless `law` says otherwise."""
+    """Drafts from empty rows, the argmax unless `choosers` say otherwise."""
     cache = head.new_cache(num_rows=len(pending), capacity=256)
-    nothing: dict[str, Any] = {
-        "temperatures": [0.0] * len(pending),
-        "coins": [[] for _ in pending],
-    }
     return head.draft(
         cache,
         range(len(pending)),
         [0] * len(pending),
         pending,
-        np.concatenate(xs),
+        np.concatenate(captured),
         counts,
-        **(nothing | law),
+        choosers or [BEST] * len(pending),
     )
+
+
+def race(vocabulary: np.ndarray, keys: List[int], temperature: float) -> Chooser:
+    """A race as a drafter sets it up, over all of the head's tokens."""
+
+    def winner(logits: np.ndarray, number: int) -> int:
+        weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+        uniform = coupled._uniform(vocabulary.astype(np.uint64), keys[number])
+        return int((-np.log1p(-uniform) / weights).argmin())
+
+    return Chooser(temperature, race=Race(keys, winner))
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -121,11 +133,12 @@ def test_both_runners_draft_the_same(config: EagleConfig) -> None:
     parts = parts_of()
     other = TorchEagle(config, head_weights(config), parts, draft_vocabulary(config))
     tokens, captured = some_tokens(7), features(7, config)
-    law = {"temperatures": [0.0, 0.9], "coins": [[], [0.2, 0.8, 0.5]]}
+    noise = race(draft_vocabulary(config), [2**63 + 5, 7], 0.8)
+    choosers = [BEST, Chooser(0.9, [0.2, 0.8, 0.5]), noise]
     drafts = []
     for head in (new_head(config, parts, **EXACT), other):
-        x = head.fuse(captured)
-        drafts.append(draft(head, [tokens[:3], tokens[3:]], [x[:3], x[3:]], [4, 3], **law))
+        pending, own = [tokens[:3], tokens[3:5], tokens[5:]], np.split(captured, [3, 5])
+        drafts.append(draft(head, pending, own, [4, 3, 2], choosers))
     assert drafts[0].token_ids == drafts[1].token_ids
     np.testing.assert_allclose(drafts[0].q[1], drafts[1].q[1], rtol=1e-3, atol=1e-5)
 
@@ -159,8 +172,7 @@ def test_every_flag_changes_what_is_computed(flag: str) -> None:
 def test_a_greedy_draft_is_the_chain_of_argmaxes(config: EagleConfig) -> None:
     head, exact = new_head(config, **EXACT), reference(config)
     captured, tokens = features(9, config), some_tokens(9)
-    x = head.fuse(captured)
-    ((drafted,), (q,)) = _unpacked(draft(head, [tokens], [x], [6]))
+    ((drafted,), (q,)) = _unpacked(draft(head, [tokens], [captured], [6]))
     assert q is None
     logits, outputs = exact.chain(tokens, exact.fuse(captured))
     vocabulary = draft_vocabulary(config)
@@ -181,11 +193,12 @@ def _unpacked(drafted: Any) -> tuple[list[list[int]], list[Any]]:
 def test_a_draft_is_what_single_passes_give(config: EagleConfig, options: dict[str, Any]) -> None:
     """Bit for bit: ids, q, and the columns left in the cache."""
     head = new_head(config, **options)
-    tokens, x = some_tokens(5), head.fuse(features(5, config))
+    tokens, captured = some_tokens(5), features(5, config)
+    x = head.fuse(captured)
     coins, temperature = [0.1, 0.55, 0.93, 0.3], 0.8
     cache = opened(head, num_rows=1)
-    law: dict[str, Any] = {"temperatures": [temperature], "coins": [coins]}
-    result = head.draft(cache, [0], [0], [tokens], x, [4], **law)
+    chooser = Chooser(temperature, coins)
+    result = head.draft(cache, [0], [0], [tokens], captured, [4], [chooser])
     ids, q = result.token_ids[0], result.q[0]
     assert q is not None
     vocabulary = draft_vocabulary(config)
@@ -276,16 +289,19 @@ def test_a_draft_of_several_sequences_is_each_alone(options: dict[str, Any]) -> 
     head = new_head(config, **options)
     lengths, counts = [3, 1, 12, 2], [2, 5, 1, 4]
     pending = [some_tokens(n, seed=n) for n in lengths]
-    xs = [features(n, config, seed=n)[:, :96].copy() for n in lengths]
-    coins = [[0.2, 0.9], [], [0.5], [0.01, 0.4, 0.6, 0.999]]
-    temperatures = [0.7, 0.0, 1.0, 1.3]
-    together = draft(head, pending, xs, counts, temperatures=temperatures, coins=coins)
+    captured = [features(n, config, seed=n) for n in lengths]
+    choosers = [
+        Chooser(0.7, [0.2, 0.9]),
+        BEST,
+        race(draft_vocabulary(config), [99], 1.0),
+        Chooser(1.3, [0.01, 0.4, 0.6, 0.999]),
+    ]
+    together = draft(head, pending, captured, counts, choosers)
     for i, count in enumerate(counts):
-        law = {"temperatures": temperatures[i : i + 1], "coins": coins[i : i + 1]}
-        alone = draft(head, pending[i : i + 1], xs[i : i + 1], [count], **law)
+        alone = draft(head, pending[i : i + 1], captured[i : i + 1], [count], choosers[i : i + 1])
         assert together.token_ids[i] == alone.token_ids[0]
         assert len(alone.token_ids[0]) == count
-        if temperatures[i]:
+        if choosers[i].coins:
             assert together.q[i].shape == (count, config.draft_vocab_size)
             assert same_bits(together.q[i], alone.q[0])
         else:
@@ -298,9 +314,9 @@ def test_drawn_tokens_follow_q() -> None:
     head = new_head(config)
     rng = np.random.default_rng(0)
     num, pending = 3000, some_tokens(2)
-    x = features(2, config)[:, :96].copy()
-    law = {"temperatures": [0.9] * num, "coins": rng.random((num, 1)).tolist()}
-    result = draft(head, [pending] * num, [x] * num, [1] * num, **law)
+    captured = features(2, config)
+    choosers = [Chooser(0.9, coins) for coins in rng.random((num, 1)).tolist()]
+    result = draft(head, [pending] * num, [captured] * num, [1] * num, choosers)
     q = result.q[0][0]
     assert all(same_bits(q, each[0]) for each in result.q)
     assert abs(q.sum(dtype=np.float64) - 1) < 1e-6
@@ -328,15 +344,15 @@ def test_coins_at_the_ends_and_on_the_steps() -> None:
     weights = head_weights(config)
     weights["lm_head.weight"][[0, 5, 42]] *= 300
     head = NativeEagle(config, weights, parts_of(), draft_vocabulary(config))
-    x, tokens = features(1, config)[:, :96].copy(), some_tokens(1)
-    one = draft(head, [tokens], [x], [1], temperatures=[0.05], coins=[[0.5]])
+    captured, tokens = features(1, config), some_tokens(1)
+    one = draft(head, [tokens], [captured], [1], [Chooser(0.05, [0.5])])
     q = one.q[0][0]
     assert np.count_nonzero(q) < len(q)
     sums = np.cumsum(q, dtype=np.float64)
     coins = [0.0, np.nextafter(1.0, 0.0), *(float(s / sums[-1]) for s in sums[q > 0][:-1])]
     num = len(coins)
-    law = {"temperatures": [0.05] * num, "coins": [[coin] for coin in coins]}
-    drawn = draft(head, [tokens] * num, [x] * num, [1] * num, **law)
+    choosers = [Chooser(0.05, [coin]) for coin in coins]
+    drawn = draft(head, [tokens] * num, [captured] * num, [1] * num, choosers)
     places = np.searchsorted(draft_vocabulary(config), list(itertools.chain(*drawn.token_ids)))
     assert (q[places] > 0).all()
     assert places[0] == np.flatnonzero(q)[0]
@@ -346,10 +362,12 @@ def test_coins_at_the_ends_and_on_the_steps() -> None:
 def test_a_temperature_close_to_zero_is_the_argmax() -> None:
     config = HEADS[0]
     head = new_head(config)
-    tokens, x = some_tokens(3), features(3, config)[:, :96].copy()
-    greedy = draft(head, [tokens], [x], [4])
-    cold = draft(head, [tokens], [x], [4], temperatures=[1e-30], coins=[[0.9] * 4])
+    tokens, captured = some_tokens(3), features(3, config)
+    greedy = draft(head, [tokens], [captured], [4])
+    cold = draft(head, [tokens], [captured], [4], [Chooser(1e-30, [0.9] * 4)])
+    raced = race(draft_vocabulary(config), [1, 2, 3, 4], 1e-30)
     assert cold.token_ids == greedy.token_ids
+    assert draft(head, [tokens], [captured], [4], [raced]).token_ids == greedy.token_ids
     assert (cold.q[0].max(axis=1) == 1).all()
 
 
@@ -358,10 +376,33 @@ def test_logits_that_are_not_finite() -> None:
     weights = head_weights(config)
     weights["lm_head.weight"][7] = float("nan")
     head = NativeEagle(config, weights, parts_of(), draft_vocabulary(config), **EXACT)
-    tokens, x = some_tokens(1), features(1, config)[:, :96].copy()
-    with pytest.raises(ModelError, match="sequence 0, draft step 0: the head's logits are not fin"):
-        draft(head, [tokens], [x], [1], temperatures=[1.0], coins=[[0.5]])
-    assert len(draft(head, [tokens], [x], [2]).token_ids[0]) == 2
+    tokens, captured = some_tokens(1), features(1, config)
+    for chooser in (Chooser(1.0, [0.5]), race(draft_vocabulary(config), [1], 1.0)):
+        with pytest.raises(ModelError, match="sequence 0, draft step 0: the head's logits are not"):
+            draft(head, [tokens], [captured], [1], [chooser])
+    assert len(draft(head, [tokens], [captured], [2]).token_ids[0]) == 2
+
+
+def test_a_race_is_the_one_by_which_targets_choose() -> None:
+    """With each key the token of `coupled.choose`, which follows the softmax over keys; another
+    temperature or noise is found out."""
+    config = HEADS[0]
+    head, vocabulary = new_head(config), draft_vocabulary(config)
+    num, tokens, captured = 3000, some_tokens(2), features(2, config)
+    law = draft(head, [tokens], [captured], [1], [Chooser(0.9, [0.5])]).q[0][0]
+    weights = np.zeros(config.vocab_size, np.float32)
+    weights[vocabulary] = law
+    keys = [coupled.noise_key(5, 1, position) for position in range(num)]
+    choosers = [race(vocabulary, [key], 0.9) for key in keys]
+    result = draft(head, [tokens] * num, [captured] * num, [1] * num, choosers)
+    won = [ids[0] for ids in result.token_ids]
+    assert won == [coupled.choose(weights, 5, 1, position) for position in range(num)]
+    assert won != [coupled.choose(weights, 5, 2, position) for position in range(num)]
+    assert all(q is None for q in result.q)
+    counts = np.bincount(np.searchsorted(vocabulary, won), minlength=len(law))
+    wrong = law ** np.float32(0.9 / 1.3)
+    assert _fit(counts, law) > 1e-4
+    assert _fit(counts, wrong / wrong.sum()) < 1e-6
 
 
 def test_targets_it_does_not_go_with() -> None:

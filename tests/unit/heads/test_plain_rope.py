@@ -37,7 +37,7 @@ def test_a_stretched_rotation_is_not_written(kind: str) -> None:
     rope = STRETCHED[kind]
     config = replace(head_config(head_dim=64), rope=rope)
     with pytest.raises(ModelError, match="stretched or partial"):
-        eagle_config_json(config, BINDING, verifier_class="")
+        eagle_config_json(config, BINDING, verifier="", verifier_class="")
     assert plain_rope(rope, 64) == Rope(default_frequencies(5e5, 64))
     partial = Rope(default_frequencies(5e5, 32))
     assert plain_theta(partial, 64) is None

@@ -11,6 +11,7 @@ from eagle_heads import ReferenceHead, draft_vocabulary, head_config, head_weigh
 from scipy import stats
 from tiny import tiny_model
 
+from outpace.heads.base import BEST, Chooser
 from outpace.heads.config import EagleConfig
 from outpace.heads.eagle import EagleModule
 from outpace.heads.target_parts import TargetParts
@@ -38,11 +39,17 @@ def reference(config: EagleConfig) -> ReferenceHead:
     return ReferenceHead(config, head_weights(config), embedding, PARTS.final_norm)
 
 
-def columns(count: int, config: EagleConfig, seed: int = 0) -> tuple[list[int], np.ndarray]:
-    """Tokens, and what their columns start from."""
+def captured(count: int, config: EagleConfig, seed: int = 0) -> tuple[list[int], np.ndarray]:
+    """Tokens, and the target's features for their columns."""
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((count, config.feature_size), dtype=np.float32)
-    return rng.integers(0, config.vocab_size, count).tolist(), opened(config).fuse(features)
+    return rng.integers(0, config.vocab_size, count).tolist(), features
+
+
+def columns(count: int, config: EagleConfig, seed: int = 0) -> tuple[list[int], np.ndarray]:
+    """Tokens, and what their columns start from."""
+    tokens, features = captured(count, config, seed)
+    return tokens, opened(config).fuse(features)
 
 
 @heads
@@ -103,10 +110,10 @@ def test_the_torch_module_is_the_same_network(config: EagleConfig) -> None:
 @heads
 def test_a_chain_is_step_by_step_forward(config: EagleConfig) -> None:
     head, vocabulary = opened(config), draft_vocabulary(config)
-    tokens, x = columns(5, config)
+    tokens, features = captured(5, config)
     cache = head.new_cache(num_rows=1, capacity=KEY_BLOCK)
-    drafted = head.draft(cache, [0], [0], [tokens], x, [4], [0.0], [[]])
-    feed, at, wanted = tokens, 0, []
+    drafted = head.draft(cache, [0], [0], [tokens], features, [4], [BEST])
+    feed, at, wanted, x = tokens, 0, [], head.fuse(features)
     cache = head.new_cache(num_rows=1, capacity=KEY_BLOCK)
     for _ in range(4):
         logits, out = head.forward(cache, feed, x, [Segment(0, at, len(feed))], [len(feed) - 1])
@@ -120,19 +127,16 @@ def test_a_chain_is_step_by_step_forward(config: EagleConfig) -> None:
 def test_sequences_do_not_meet(rows: list[int]) -> None:
     config = HEADS[0]
     head = opened(config)
-    texts = [columns(n, config, seed=n) for n in (3, 6, 1)]
-    counts, temperatures = [2, 4, 1], [0.0, 0.8, 0.0]
-    coins = [[], [0.1, 0.9, 0.4, 0.6], []]
+    texts = [captured(n, config, seed=n) for n in (3, 6, 1)]
+    counts, choosers = [2, 4, 1], [BEST, Chooser(0.8, [0.1, 0.9, 0.4, 0.6]), BEST]
     alone = []
-    for (tokens, x), count, temperature, own in zip(
-        texts, counts, temperatures, coins, strict=True
-    ):
+    for (tokens, features), count, chooser in zip(texts, counts, choosers, strict=True):
         cache = head.new_cache(num_rows=1, capacity=KEY_BLOCK)
-        alone.append(head.draft(cache, [0], [0], [tokens], x, [count], [temperature], [own]))
+        alone.append(head.draft(cache, [0], [0], [tokens], features, [count], [chooser]))
     cache = head.new_cache(num_rows=3, capacity=KEY_BLOCK)
-    x = np.concatenate([x for _, x in texts])
+    joined = np.concatenate([features for _, features in texts])
     pending = [tokens for tokens, _ in texts]
-    made = head.draft(cache, rows, [0, 0, 0], pending, x, counts, temperatures, coins)
+    made = head.draft(cache, rows, [0, 0, 0], pending, joined, counts, choosers)
     assert made.token_ids == [one.token_ids[0] for one in alone]
     assert [len(ids) for ids in made.token_ids] == counts
     assert made.q[0] is None
@@ -149,14 +153,14 @@ def expected(q: np.ndarray) -> np.ndarray:
 def test_tokens_are_drawn_from_the_distribution_that_is_claimed(temperature: float) -> None:
     rng = np.random.default_rng(1)
     logits = rng.standard_normal(9).astype(np.float32) * 2
-    draws = [choose(logits, temperature, float(coin)) for coin in rng.random(20_000)]
+    draws = [choose(logits, Chooser(temperature, [coin]), 0) for coin in rng.random(20_000)]
     counts = np.bincount([token for token, _ in draws], minlength=9)
     claimed = draws[0][1]
     assert claimed is not None
     assert claimed.sum() == pytest.approx(1, abs=1e-6)
     assert stats.chisquare(counts, expected(claimed)).pvalue > 1e-4
     # What it was not drawn from is told apart.
-    _, other = choose(logits, temperature * 1.15, 0.5)
+    _, other = choose(logits, Chooser(temperature * 1.15, [0.5]), 0)
     assert other is not None
     assert stats.chisquare(counts, expected(other)).pvalue < 1e-6
 
@@ -202,9 +206,11 @@ def test_a_path_that_is_kept_is_a_chain() -> None:
 def test_a_claim_is_the_law_of_the_logits() -> None:
     config = HEADS[0]
     head = opened(config)
-    tokens, x = columns(5, config)
+    tokens, features = captured(5, config)
     cache = head.new_cache(num_rows=1, capacity=KEY_BLOCK)
-    drafted = head.draft(cache, [0], [0], [tokens], x, [3], [0.7], [[0.9, 0.5, 0.1]])
+    chooser = Chooser(0.7, [0.9, 0.5, 0.1])
+    drafted = head.draft(cache, [0], [0], [tokens], features, [3], [chooser])
+    x = head.fuse(features)
     logits, out = head.forward(cache, tokens, x, [Segment(0, 0, 5)], [4])
     for step, (token, q) in enumerate(zip(drafted.token_ids[0], drafted.q[0], strict=True)):
         law = np.exp(logits[0].astype(np.float64) / 0.7)

@@ -7,6 +7,7 @@
 
 struct EagleHead {
   static constexpr int HIDDEN = 96, INNER = 64, HEADS = 3, KV_HEADS = 1, DIM = 32, DRAFTED = 37;
+  static constexpr int FEATURES = 160;
 
   EagleHead(int kind, int format, int activations, int kv_type, bool flags, const char *path,
             const Pool &pool) {
@@ -22,7 +23,7 @@ struct EagleHead {
     layer.post_attention_norm = store.norm(HIDDEN, false);
     eagle.kind = kind;
     eagle.norm_before_residual = eagle.norm_output = flags;
-    if (!is_eagle3) eagle.fc = store.linear(format, HIDDEN, 2 * HIDDEN, false);
+    eagle.fc = store.linear(format, HIDDEN, is_eagle3 ? FEATURES : 2 * HIDDEN, false);
     if (is_eagle3) eagle.hidden_norm = store.norm(HIDDEN, false);
     eagle.draft_ids = draft_ids.data();
     config = {};
@@ -89,44 +90,82 @@ struct EagleHead {
   op_cache *cache;
 };
 
-// Two sequences, one greedy and one sampled, in one call; then token by token.
-inline void check_eagle_draft(EagleHead &head) {
+// What a chosen token of a chain should be, from the logits of a single pass.
+inline size_t eagle_choice(const EagleHead &head, const op_chain &chain, op_noise noise,
+                           const std::vector<float> &logits, const float *q) {
+  size_t chosen = (size_t)(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  std::vector<double> ratios;
+  for (float logit : logits)
+    ratios.push_back(std::exp(((double)logit - logits[chosen]) / chain.temperature));
+  if (chain.choice == OP_CHOOSE_DRAWN) {
+    double total = 0.0, sum = 0.0;
+    for (size_t i = 0; i < logits.size(); i++) {
+      CHECK(std::fabs(q[i] - ratios[i] * q[chosen]) < 1e-5, "q of token %zu", i);
+      total += q[i];
+    }
+    CHECK(std::fabs(total - 1.0) < 1e-5, "q adds up to %g", total);
+    for (chosen = 0; (sum += q[chosen]) <= noise.coin * total;) chosen++;
+  } else if (chain.choice == OP_CHOOSE_RACED) {
+    double first = INFINITY;
+    for (size_t i = 0; i < logits.size(); i++) {
+      uint64_t bits = ((uint64_t)head.draft_ids[i] + 1) * 0x9E3779B97F4A7C15u + noise.key;
+      bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
+      bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
+      bits ^= bits >> 31;
+      const double arrival = -std::log1p(-((double)(bits >> 12) + 0.5) * 0x1p-52) / ratios[i];
+      if (arrival < first) {
+        first = arrival;
+        chosen = i;
+      }
+    }
+  }
+  return chosen;
+}
+
+// Three sequences, one greedy, one drawn and one raced, in one call; then token by token.
+inline void check_eagle_draft(EagleHead &head, const char *path, const Pool &pool) {
   constexpr int HIDDEN = EagleHead::HIDDEN, DRAFTED = EagleHead::DRAFTED;
   char error[OP_ERROR_BYTES];
-  const std::vector<int32_t> rows = {1, 0}, starts = {0, 0}, pending = {5, 1}, steps = {3, 4};
-  const std::vector<int32_t> ids = {9, 4, 82, 0, 7, 33};
-  const std::vector<float> temperatures = {0.0f, 0.8f};
-  const std::vector<double> coins = {0, 0, 0, 0, 0.1, 0.5, 0.99, 0.3};
-  const std::vector<float> x = head.store.random.floats(ids.size() * HIDDEN, 1.0f);
-  std::vector<float> q(4 * DRAFTED);
-  std::vector<int32_t> drafted(8, -1);
-  const int status = op_eagle_draft(head.model, head.cache, 2, rows.data(), starts.data(),
-                                    pending.data(), ids.data(), x.data(), steps.data(),
-                                    temperatures.data(), coins.data(), drafted.data(), q.data(), error);
+  const bool has_features = head.eagle.kind == OP_EAGLE3;
+  const std::vector<op_chain> chains = {{1, 0, 5, 3, OP_CHOOSE_BEST, 0.0f},
+                                        {0, 0, 1, 4, OP_CHOOSE_DRAWN, 0.8f},
+                                        {2, 0, 2, 2, OP_CHOOSE_RACED, 1.2f}};
+  const std::vector<int32_t> ids = {9, 4, 82, 0, 7, 33, 50, 12};
+  const std::vector<double> coins = {0.1, 0.5, 0.99, 0.3};
+  std::vector<op_noise> noise(12);
+  for (size_t i = 0; i < coins.size(); i++) noise[4 + i].coin = coins[i];
+  noise[8].key = 0xfedcba9876543210u;
+  noise[9].key = 3;
+  const size_t width = has_features ? EagleHead::FEATURES : HIDDEN;
+  const std::vector<float> given = head.store.random.floats(ids.size() * width, 1.0f);
+  std::vector<float> x = given, q(coins.size() * DRAFTED);
+  if (has_features) {
+    x.resize(ids.size() * HIDDEN);
+    CHECK(op_linear_forward(pool.pool, path, &head.eagle.fc, head.config.activations,
+                            (int32_t)ids.size(), given.data(), x.data(), error) >= 0,
+          "%s", error);
+  }
+  std::vector<int32_t> drafted(12, -1);
+  const int status =
+      op_eagle_draft(head.model, head.cache, 3, chains.data(), ids.data(), given.data(), has_features,
+                     noise.data(), drafted.data(), q.data(), error);
   CHECK(status >= 0, "%s", error);
-  for (int seq = 0; seq < 2; seq++) {
-    const int first = seq ? 5 : 0, count = pending[(size_t)seq];
-    std::vector<int32_t> next(ids.begin() + first, ids.begin() + first + count);
-    std::vector<float> from(x.begin() + first * HIDDEN, x.begin() + (first + count) * HIDDEN);
+  size_t first = 0;
+  for (size_t seq = 0; seq < chains.size(); seq++) {
+    const op_chain &chain = chains[seq];
+    const size_t count = (size_t)chain.num_pending;
+    std::vector<int32_t> next(&ids[first], &ids[first] + count);
+    std::vector<float> from(&x[first * HIDDEN], &x[first * HIDDEN] + count * HIDDEN);
+    first += count;
     int start = 0;
-    for (int step = 0; step < steps[(size_t)seq]; step++) {
+    for (int step = 0; step < chain.num_steps; step++) {
       const std::vector<float> logits = head.feed(next, start, from);
-      size_t chosen = (size_t)(std::max_element(logits.begin(), logits.end()) - logits.begin());
-      if (seq) {
-        const float *row = &q[(size_t)(step * DRAFTED)];
-        double total = 0.0, sum = 0.0;
-        for (int i = 0; i < DRAFTED; i++) {
-          const double ratio = std::exp(((double)logits[(size_t)i] - logits[chosen]) / 0.8);
-          CHECK(std::fabs(row[i] - ratio * row[chosen]) < 1e-5, "q of token %d", i);
-          total += row[i];
-        }
-        CHECK(std::fabs(total - 1.0) < 1e-5, "q adds up to %g", total);
-        for (chosen = 0; (sum += row[chosen]) <= coins[(size_t)(4 + step)] * total;) chosen++;
-      }
-      const int32_t token = drafted[(size_t)(seq * 4 + step)];
-      CHECK(token == head.draft_ids[chosen], "sequence %d step %d: token %d", seq, step, token);
+      const size_t place = seq * 4 + (size_t)step;
+      const size_t chosen = eagle_choice(head, chain, noise[place], logits, &q[(size_t)(step * DRAFTED)]);
+      CHECK(drafted[place] == head.draft_ids[chosen], "sequence %zu step %d: token %d", seq, step,
+            drafted[place]);
       start += (int)next.size();
-      next = {token};
+      next = {drafted[place]};
       from.erase(from.begin(), from.end() - HIDDEN);
     }
   }
@@ -138,17 +177,20 @@ inline void check_eagle_refusals(EagleHead &head, const char *path, const Pool &
     CHECK(failed && error[0], "%s was not refused", what);
     error[0] = 0;
   };
-  const int32_t zero = 0, one = 1, far = CAPACITY;
+  const int32_t zero = 0, one = 1;
   int32_t drafted = 0;
   const float hot = 1.0f, infinite = INFINITY, x[EagleHead::HIDDEN] = {};
-  const auto draft = [&](const int32_t *start, const float *from, const float *temperature) {
-    return op_eagle_draft(head.model, head.cache, 1, &zero, start, &one, &zero, from, &one,
-                          temperature, nullptr, &drafted, nullptr, error) < 0;
+  const auto draft = [&](int32_t start, const float *from, int32_t choice, float temperature) {
+    const op_chain chain = {0, start, 1, 1, choice, temperature};
+    return op_eagle_draft(head.model, head.cache, 1, &chain, &zero, from, 0, nullptr, &drafted, nullptr,
+                          error) < 0;
   };
-  refused(draft(&zero, nullptr, &hot), "a draft that starts from nothing");
-  refused(draft(&zero, x, &hot), "sampling without coins");
-  refused(draft(&zero, x, &infinite), "an infinite temperature");
-  refused(draft(&far, x, &hot), "a slot past the capacity");
+  refused(draft(0, nullptr, OP_CHOOSE_BEST, hot), "a draft that starts from nothing");
+  refused(draft(0, x, OP_CHOOSE_DRAWN, hot), "drawing without coins");
+  refused(draft(0, x, OP_CHOOSE_RACED, hot), "a race without keys");
+  refused(draft(0, x, OP_CHOOSE_DRAWN, infinite), "an infinite temperature");
+  refused(draft(0, x, 3, hot), "an unknown choice");
+  refused(draft(CAPACITY, x, OP_CHOOSE_BEST, hot), "a slot past the capacity");
   refused(op_draft(head.model, head.cache, 1, &zero, &zero, &one, &zero, &one, 0, &drafted, error) < 0,
           "op_draft with an EAGLE head");
   const auto made = [&] { return op_model_new(&head.config, pool.pool, path, error); };
@@ -175,7 +217,7 @@ inline void check_eagle_heads(const char *path, const Pool &one, const Pool &thr
     for (int kind : {OP_EAGLE1, OP_EAGLE3}) {
       EagleHead head(kind, format, activations, kv_type, format % 2 == 1, path,
                      format % 2 ? one : three);
-      check_eagle_draft(head);
+      check_eagle_draft(head, path, format % 2 ? one : three);
       if (format == OP_BF16) check_eagle_refusals(head, path, one);
     }
   }

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from outpace.errors import ModelError
 from outpace.native.config import EagleParts, NativeConfig, NativeLayer
-from outpace.native.eagle import Chains, NativeEagleModel
-from outpace.native.interface import EagleKind, WeightFormat
+from outpace.native.eagle import Chain, NativeEagleModel
+from outpace.native.interface import Choice, EagleKind, WeightFormat
 from outpace.native.library import status
 from outpace.native.model import NativeCache, NativeSegment
 from outpace.native.pool import ThreadPool
@@ -74,10 +74,10 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def chains(start: int = 0, temperature: float = 0.0) -> Chains:
+def chains(start: int = 0, choice: int = Choice.BEST, temperature: float = 0.0) -> list[Chain]:
     """One pending column and two steps."""
-    temperatures = np.array([temperature], np.float32)
-    return Chains(ids(0), ids(start), ids(1), ids(2), temperatures, np.zeros((1, 2)))
+    noise = [] if choice == Choice.BEST else [0.0, 0.0]
+    return [Chain(0, start, 1, 2, cast(Choice, choice), temperature, noise)]
 
 
 X = np.linspace(-1, 1, HIDDEN, dtype=np.float32)[None]
@@ -157,19 +157,30 @@ def test_calls_that_a_head_does_not_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "temperature", "message"),
+    ("chain", "message"),
     [
-        (31, 0.0, "drafting to slot 32 of a cache for 32 tokens"),
-        (0, -1.0, "a temperature of -1"),
-        (0, float("inf"), "a temperature of inf"),
-        (0, float("nan"), "a temperature of nan"),
+        (chains(31), "drafting to slot 32 of a cache for 32 tokens"),
+        (chains(0, Choice.DRAWN, -1.0), "a temperature of -1"),
+        (chains(0, Choice.DRAWN, 0.0), "a temperature of 0"),
+        (chains(0, Choice.DRAWN, float("inf")), "a temperature of inf"),
+        (chains(0, Choice.DRAWN, float("nan")), "a temperature of nan"),
+        (chains(0, 3, 1.0), "unknown choice 3"),
     ],
 )
-def test_drafts_that_cannot_be(start: int, temperature: float, message: str) -> None:
+def test_drafts_that_cannot_be(chain: list[Chain], message: str) -> None:
     model = new_model(head_config())
     cache = NativeCache(model, 1, POSITIONS)
     with pytest.raises(ModelError, match=message):
-        model.draft_chains(cache, chains(start, temperature), ids(3), X)
+        model.draft_chains(cache, chain, [3], X)
+
+
+@pytest.mark.parametrize("kind", EagleKind)
+def test_features_without_a_matrix_for_them(kind: EagleKind) -> None:
+    model = new_model(head_config(kind))
+    cache = NativeCache(model, 1, POSITIONS)
+    start_from = X if kind == EagleKind.EAGLE3 else np.concatenate([X, X], axis=1)
+    with pytest.raises(ModelError, match="the head has no fc for them"):
+        model.draft_chains(cache, chains(), [3], start_from, has_features=True)
 
 
 def test_a_decoder_drafts_no_columns() -> None:
@@ -179,7 +190,7 @@ def test_a_decoder_drafts_no_columns() -> None:
         replace(config, eagle=None, layers=[layer], head=config.embedding, num_logits=VOCAB)
     )
     with pytest.raises(ModelError, match="a model that is no EAGLE head"):
-        decoder.draft_chains(NativeCache(decoder, 1, POSITIONS), chains(), ids(3), X)
+        decoder.draft_chains(NativeCache(decoder, 1, POSITIONS), chains(), [3], X)
 
 
 def _zeros(out: int, in_: int) -> tuple[WeightFormat, int, int, np.ndarray]:

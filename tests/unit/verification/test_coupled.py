@@ -68,7 +68,7 @@ def test_seeds_keep_their_meaning() -> None:
 
 
 def test_uniforms_are_uniform_and_strictly_inside() -> None:
-    uniform = coupled._uniform(np.arange(100_000, dtype=np.uint64), coupled._key(1, 2, 3))
+    uniform = coupled._uniform(np.arange(100_000, dtype=np.uint64), coupled.noise_key(1, 2, 3))
     assert kstest(uniform, "uniform").pvalue > 1e-4
     assert 0 < uniform.min() < uniform.max() < 1
 
@@ -97,7 +97,7 @@ def test_one_bit_of_the_key_changes_half_of_all_bits(part: str) -> None:
     for bit in range(12):
         keys = []
         for value in (5, 5 ^ (1 << bit)):
-            keys.append(coupled._key(**{"seed": 1, "choice": 1, "position": 1, part: value}))
+            keys.append(coupled.noise_key(**{"seed": 1, "choice": 1, "position": 1, part: value}))
         first, second = (coupled._uniform(np.arange(256, dtype=np.uint64), key) for key in keys)
         bits = [(u * 2.0**52).astype(np.uint64) for u in (first, second)]
         counts.append(np.bitwise_count(bits[0] ^ bits[1]).mean())
@@ -127,7 +127,7 @@ def test_choices_follow_p(keys: list[tuple[int, int, int]]) -> None:
 
 def _without_the_token_id(p_row: np.ndarray, seed: int, choice: int, position: int) -> int:
     """The mistake: one uniform for all tokens, so the most probable token always wins."""
-    key = coupled._key(seed, choice, position)
+    key = coupled.noise_key(seed, choice, position)
     uniform = coupled._uniform(np.zeros(1, np.uint64), key)
     return int((-np.log1p(-uniform) / p_row).argmin())
 
@@ -194,7 +194,7 @@ def test_shared_noise_matches_as_often_as_predicted() -> None:
 
 
 def brute_force(p_row: np.ndarray, seed: int, choice: int, position: int) -> int:
-    key = coupled._key(seed, choice, position)
+    key = coupled.noise_key(seed, choice, position)
     uniform = coupled._uniform(np.arange(p_row.size, dtype=np.uint64), key)
     with np.errstate(divide="ignore"):
         return int((-np.log1p(-uniform) / p_row.astype(np.float64)).argmin())

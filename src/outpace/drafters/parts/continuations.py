@@ -102,10 +102,14 @@ def probable(contexts: list[Context], floor: float) -> list[tuple[float, int]]:
     return found
 
 
-def best_chain(contexts: list[Context], depth: int, min_prob: float) -> tuple[int, ...]:
+def best_chain(
+    contexts: list[Context], depth: int, min_prob: float
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The most probable next token, again and again, at most `depth` times, as long as the
-    estimated probability of all together is at least `min_prob`."""
+    estimated probability of all together is at least `min_prob`; and the estimated probability of
+    each, given those before it."""
     tokens: list[int] = []
+    probs: list[float] = []
     path_prob = 1.0
     while len(tokens) < depth and path_prob > 0:
         candidates = probable(contexts, min_prob / path_prob)
@@ -114,8 +118,9 @@ def best_chain(contexts: list[Context], depth: int, min_prob: float) -> tuple[in
         prob, token = candidates[0]
         path_prob *= prob
         tokens.append(token)
+        probs.append(prob)
         contexts = after(contexts, token)
-    return tuple(tokens)
+    return tuple(tokens), tuple(probs)
 
 
 def best_tree(

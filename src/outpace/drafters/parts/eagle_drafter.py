@@ -19,7 +19,9 @@ from outpace.types import Draft, Scores, Sequence, Verdict
 
 if TYPE_CHECKING:
     from outpace.heads.base import EagleRunner
+    from outpace.models.load import LoadedModel
 
+FLOAT_BYTES = 4
 MAX_TREE_SLOTS = 512
 """Most cache slots of a row that are set aside for the nodes of a tree."""
 
@@ -68,12 +70,25 @@ class EagleDrafter(Drafter):
     tokens before the newest are known, it stays silent.
 
     Memory besides the head's weights: keys and values of its one layer for every sequence, 2 x
-    kv_heads x head_dim x 4 bytes (float32) a token, and features that came in since the last draft
-    (`EagleRows`).
+    kv_heads x head_dim floats a token, and features that came in since the last draft
+    (`EagleRows`). `row_bytes` counts four bytes for each, and that all features of a text wait.
     """
 
     Options = EagleOptions
     algorithm: ClassVar[str]
+
+    @classmethod
+    def row_bytes(cls, options: DrafterOptions, target: LoadedModel, max_model_len: int) -> int:
+        from outpace.heads.open import eagle_config_of
+        from outpace.models.attention import padded_capacity
+
+        assert isinstance(options, EagleOptions)
+        config = eagle_config_of(options.model, target, cls.algorithm)
+        num_columns = min(max_model_len, config.max_position_embeddings)
+        num_slots = num_columns + (options.num_tree_slots if options.shape == "tree" else 0)
+        slot = 2 * config.num_key_value_heads * config.head_dim
+        pending = num_columns * config.feature_size
+        return FLOAT_BYTES * (padded_capacity(num_slots) * slot + pending)
 
     def __init__(self, options: EagleOptions, context: DraftingContext) -> None:
         # Heavy imports wait until a head is really opened: the command line imports this file to

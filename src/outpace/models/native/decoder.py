@@ -7,7 +7,7 @@ split into passes, on the number of threads, or on the tree around it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from outpace.models.native.cache import NativeRows
 from outpace.models.native.formats import NativeOptions, dtype_name
 from outpace.models.native.network import distinct_ropes, native_config, rope_table
 from outpace.models.native.packed_file import packed_in_memory
+from outpace.models.native.states import HostStates
 from outpace.models.native.weights import (
     Matrix,
     PackedData,
@@ -166,12 +167,12 @@ class NativeDecoder:
         cache: NativeRows,
         capture: Sequence[int] = (),
         num_layers: int | None = None,
-    ) -> tuple[Float[np.ndarray, "r vocab"], dict[int, Float[Tensor, "n hidden"]]]:
+    ) -> tuple[Float[np.ndarray, "r vocab"], Mapping[int, Float[Tensor, "n hidden"]]]:
         """One pass over the batch; see `EarlyExit.forward`. Everything is float32."""
         token_ids = np.array(batch.token_ids, np.int32)
         logits = np.empty((len(batch.logit_rows), self.num_logits), np.float32)
         layers = sorted(set(capture))
-        hidden = [np.empty((len(token_ids), self.config.hidden_size), np.float32) for _ in layers]
+        hidden = np.empty((len(layers), len(token_ids), self.config.hidden_size), np.float32)
         self._model.forward(
             cache.memory,
             token_ids,
@@ -179,11 +180,10 @@ class NativeDecoder:
             np.array(batch.logit_rows, np.int32),
             logits=logits,
             capture=np.array(layers, np.int32) if layers else None,
-            hidden=hidden,
+            hidden=list(hidden),
             num_layers=num_layers or 0,
         )
-        states = {layer: torch.from_numpy(h) for layer, h in zip(layers, hidden, strict=True)}
-        return logits, states
+        return logits, HostStates(layers, hidden) if layers else {}
 
     def draft(
         self,

@@ -1,6 +1,8 @@
 // Drafting: as many passes as there are draft steps, in one call.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "calls.hpp"
@@ -10,44 +12,65 @@ namespace {
 
 struct DraftJob {
   int32_t num_seqs;
-  const int32_t *rows, *starts, *num_pending, *pending_ids, *num_steps;
+  const op_chain *chains;
+  const int32_t *pending_ids;
   int32_t num_layers;
   int32_t *drafted;
   // Of an EAGLE head:
-  const float *x, *temperatures;
-  const double *coins;
+  const float *start_from;
+  bool has_features;
+  const op_noise *noise;
   float *q;
 };
 
 bool check_draft(const DraftJob &job, const op_cache *cache, char *error) {
-  if (!cache || job.num_seqs < 1 || !job.rows || !job.starts || !job.num_pending || !job.pending_ids ||
-      !job.num_steps || !job.drafted)
+  if (!cache || job.num_seqs < 1 || !job.chains || !job.pending_ids || !job.drafted)
     return fail(error, "drafting needs a cache and at least one sequence");
   for (int i = 0; i < job.num_seqs; i++) {
-    if (job.num_steps[i] < 1 || job.num_pending[i] < 1)
+    const op_chain &chain = job.chains[i];
+    if (chain.num_steps < 1 || chain.num_pending < 1)
       return fail(error, "sequence %d: %d steps after %d pending tokens; at least 1 of each", i,
-                  job.num_steps[i], job.num_pending[i]);
-    const int64_t end = (int64_t)job.starts[i] + job.num_pending[i] + job.num_steps[i] - 1;
-    if (job.starts[i] < 0 || end > cache->capacity)
+                  chain.num_steps, chain.num_pending);
+    const int64_t end = (int64_t)chain.start + chain.num_pending + chain.num_steps - 1;
+    if (chain.start < 0 || end > cache->capacity)
       return fail(error, "sequence %d: drafting to slot %lld of a cache for %d tokens", i,
                   (long long)end - 1, cache->capacity);
   }
   return true;
 }
 
-bool check_draws(const op_model &model, const DraftJob &job, char *error) {
+bool check_choices(const op_model &model, const DraftJob &job, char *error) {
   if (!model.config.eagle) return fail(error, "op_eagle_draft with a model that is no EAGLE head");
-  if (!job.x || !job.temperatures)
-    return fail(error, "drafting with an EAGLE head needs x and temperatures");
+  if (!job.start_from) return fail(error, "drafting with an EAGLE head needs what columns start from");
+  if (job.has_features && (model.config.eagle->kind != OP_EAGLE3 || !model.config.eagle->fc.data))
+    return fail(error, "a draft that starts from features, but the head has no fc for them");
   for (int i = 0; i < job.num_seqs; i++) {
-    const float temperature = job.temperatures[i];
-    if (!(temperature >= 0.0f) || std::isinf(temperature))
-      return fail(error, "sequence %d: a temperature of %g", i, (double)temperature);
-    if (temperature > 0.0f && (!job.coins || !job.q))
-      return fail(error, "sequence %d is sampled, but there are no coins or no memory for q", i);
+    const op_chain &chain = job.chains[i];
+    if (chain.choice < OP_CHOOSE_BEST || chain.choice > OP_CHOOSE_RACED)
+      return fail(error, "sequence %d: unknown choice %d", i, chain.choice);
+    if (chain.choice == OP_CHOOSE_BEST) continue;
+    if (!(chain.temperature > 0.0f) || std::isinf(chain.temperature))
+      return fail(error, "sequence %d: a temperature of %g", i, (double)chain.temperature);
+    if (!job.noise || (chain.choice == OP_CHOOSE_DRAWN && !job.q))
+      return fail(error, "sequence %d is sampled, but there is no noise or no memory for q", i);
   }
   return true;
 }
+
+// Memory for kernels, aligned as they like it.
+class Aligned {
+ public:
+  explicit Aligned(size_t num_bytes) {
+    if (posix_memalign(&memory_, 64, std::max<size_t>(num_bytes, 64)) != 0) throw std::bad_alloc();
+  }
+  ~Aligned() { std::free(memory_); }
+  Aligned(const Aligned &) = delete;
+  Aligned &operator=(const Aligned &) = delete;
+  void *get() const { return memory_; }
+
+ private:
+  void *memory_ = nullptr;
+};
 
 // Passes of one call. What one of them feeds: the pending tokens at first, then each sequence's newest.
 class Draft {
@@ -56,9 +79,10 @@ class Draft {
       : model_(model),
         cache_(cache),
         job_(job),
-        max_steps_(*std::max_element(job.num_steps, job.num_steps + job.num_seqs)) {}
+        max_steps_(std::max_element(job.chains, job.chains + job.num_seqs, has_fewer_steps)->num_steps) {}
 
   bool run(char *error) {
+    if (job_.has_features) fuse();
     for (int32_t step = 0; step < max_steps_; step++) {
       fill(step);
       if (model_.config.eagle) fill_columns(step);
@@ -70,6 +94,20 @@ class Draft {
   }
 
  private:
+  static bool has_fewer_steps(const op_chain &a, const op_chain &b) { return a.num_steps < b.num_steps; }
+
+  // x of the pending columns: fc of the features given. A job of its own, right before the first pass.
+  void fuse() {
+    const op_linear &fc = model_.config.eagle->fc;
+    int32_t num = 0;
+    for (int32_t i = 0; i < job_.num_seqs; i++) num += job_.chains[i].num_pending;
+    x_.resize((size_t)num * (size_t)fc.out);
+    const int32_t activations = model_.config.activations;
+    const Aligned prepared(model_.kernels->prepared_bytes(fc, activations, num));
+    LinearJob job = {model_.pool, &fc, activations, num, job_.start_from, x_.data(), prepared.get()};
+    pool_run(model_.pool, model_.kernels->linear, &job);
+  }
+
   void fill(int32_t step) {
     token_ids_.clear();
     logit_rows_.clear();
@@ -77,16 +115,17 @@ class Draft {
     segments_.clear();
     const int32_t *pending = job_.pending_ids;
     for (int32_t i = 0; i < job_.num_seqs; i++) {
-      const int32_t num = step == 0 ? job_.num_pending[i] : 1;
-      if (step < job_.num_steps[i]) {
+      const op_chain &chain = job_.chains[i];
+      const int32_t num = step == 0 ? chain.num_pending : 1;
+      if (step < chain.num_steps) {
         const int32_t *ids = step == 0 ? pending : job_.drafted + place(i, step - 1);
-        const int32_t start = job_.starts[i] + (step == 0 ? 0 : job_.num_pending[i] + step - 1);
+        const int32_t start = chain.start + (step == 0 ? 0 : chain.num_pending + step - 1);
         token_ids_.insert(token_ids_.end(), ids, ids + num);
-        segments_.push_back({job_.rows[i], start, num, 0, nullptr});
+        segments_.push_back({chain.row, start, num, 0, nullptr});
         logit_rows_.push_back((int32_t)token_ids_.size() - 1);
         seqs_.push_back(i);
       }
-      pending += job_.num_pending[i];
+      pending += chain.num_pending;
     }
     best_.resize(seqs_.size());
   }
@@ -107,16 +146,23 @@ class Draft {
     fill_draws(step);
   }
 
+  // Logits of drawn tokens go where their q is to be; those of a race are of no use after it.
   void fill_draws(int32_t step) {
+    const size_t num_logits = (size_t)model_.config.num_logits;
     draws_.clear();
+    raced_.resize((size_t)job_.num_seqs * num_logits * (job_.noise ? 1 : 0));
     float *q = job_.q;
     for (int32_t i = 0; i < job_.num_seqs; i++) {
-      const bool sampled = job_.temperatures[i] > 0.0f;
-      if (step < job_.num_steps[i]) {
-        float *row = sampled ? q + (int64_t)step * model_.config.num_logits : nullptr;
-        draws_.push_back({row, job_.temperatures[i], sampled ? job_.coins[place(i, step)] : 0.0});
+      const op_chain &chain = job_.chains[i];
+      const bool drawn = chain.choice == OP_CHOOSE_DRAWN;
+      if (step < chain.num_steps) {
+        Draw draw = {chain.choice, chain.temperature, {0.0}, nullptr};
+        if (drawn) draw.row = q + (size_t)step * num_logits;
+        if (chain.choice == OP_CHOOSE_RACED) draw.row = raced_.data() + (size_t)i * num_logits;
+        if (draw.row) draw.noise = job_.noise[place(i, step)];
+        draws_.push_back(draw);
       }
-      if (sampled) q += (int64_t)job_.num_steps[i] * model_.config.num_logits;
+      if (drawn) q += (size_t)chain.num_steps * num_logits;
     }
   }
 
@@ -131,7 +177,7 @@ class Draft {
     batch.logit_rows = logit_rows_.data();
     batch.best = best_.data();
     if (model_.config.eagle) {
-      batch.x = x_.empty() ? job_.x : x_.data();
+      batch.x = x_.empty() ? job_.start_from : x_.data();
       batch.outputs = outputs_.data();
     }
     return batch;
@@ -155,7 +201,7 @@ class Draft {
   const int32_t max_steps_;
   std::vector<int32_t> token_ids_, logit_rows_, seqs_, best_;
   std::vector<op_segment> segments_;
-  std::vector<float> x_, outputs_;
+  std::vector<float> x_, outputs_, raced_;
   std::vector<int32_t> last_column_;  // of each sequence in the newest pass
   std::vector<Draw> draws_;
 };
@@ -170,23 +216,26 @@ int32_t op_draft(op_model *model, op_cache *cache, int32_t num_seqs, const int32
                  const int32_t *num_steps, int32_t num_layers, int32_t *drafted, char *error) {
   return guarded(error, [&] {
     Turn turn(*model, error);
-    const DraftJob job = {num_seqs,   rows,    starts,  num_pending, pending_ids, num_steps,
-                          num_layers, drafted, nullptr, nullptr,     nullptr,     nullptr};
-    if (!turn.taken() || !check_draft(job, cache, error)) return false;
+    if (!turn.taken()) return false;
+    std::vector<op_chain> chains;
+    for (int32_t i = 0; rows && starts && num_pending && num_steps && i < num_seqs; i++)
+      chains.push_back({rows[i], starts[i], num_pending[i], num_steps[i], OP_CHOOSE_BEST, 0.0f});
+    const DraftJob job = {(int32_t)chains.size(), chains.data(), pending_ids, num_layers, drafted,
+                          nullptr,                false,         nullptr,     nullptr};
+    if (!check_draft(job, cache, error)) return false;
     if (model->config.eagle) return fail(error, "op_draft with an EAGLE head; use op_eagle_draft");
     return Draft(*model, cache, job).run(error);
   });
 }
 
-int32_t op_eagle_draft(op_model *model, op_cache *cache, int32_t num_seqs, const int32_t *rows,
-                       const int32_t *starts, const int32_t *num_pending, const int32_t *pending_ids,
-                       const float *x, const int32_t *num_steps, const float *temperatures,
-                       const double *coins, int32_t *drafted, float *q, char *error) {
+int32_t op_eagle_draft(op_model *model, op_cache *cache, int32_t num_seqs, const op_chain *chains,
+                       const int32_t *pending_ids, const float *start_from, int32_t has_features,
+                       const op_noise *noise, int32_t *drafted, float *q, char *error) {
   return guarded(error, [&] {
     Turn turn(*model, error);
-    const DraftJob job = {num_seqs, rows,    starts, num_pending,  pending_ids, num_steps,
-                          0,        drafted, x,      temperatures, coins,       q};
-    return turn.taken() && check_draft(job, cache, error) && check_draws(*model, job, error) &&
+    const DraftJob job = {num_seqs,   chains,          pending_ids, 0, drafted,
+                          start_from, has_features != 0, noise,       q};
+    return turn.taken() && check_draft(job, cache, error) && check_choices(*model, job, error) &&
            Draft(*model, cache, job).run(error);
   });
 }

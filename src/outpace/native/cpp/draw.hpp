@@ -1,5 +1,7 @@
-// Drawing a token from softmax(logits / temperature).
+// Choosing a token by softmax(logits / temperature): drawn by a coin, or the winner of a race.
 #pragma once
+
+#include <cmath>
 
 #include "ops.hpp"
 
@@ -67,6 +69,50 @@ static inline int invert(const float *q, int n, double coin) {
     before = after;
   }
   return last;
+}
+
+// SplitMix64 (Steele, Lea and Flood 2014): the uniform in (0, 1) at position `counter` of the stream `key`,
+// its top 52 bits and a half, so that neither end can occur.
+static inline double uniform(uint64_t counter, uint64_t key) {
+  uint64_t bits = (counter + 1) * 0x9E3779B97F4A7C15u + key;
+  bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
+  bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
+  bits ^= bits >> 31;
+  return ((double)(int64_t)(bits >> 12) + 0.5) * 0x1p-52;
+}
+
+// The index i whose -log(1 - uniform(ids[i])) / exp(x[i] / temperature) is smallest: softmax's law over
+// random keys. `greatest` is the greatest of x. Of weights below e^-REACH of the greatest none takes part:
+// they would win rarely, and each costs a hash and an exponential. -1 where x is not finite.
+static inline int race(const float *x, int n, float greatest, float temperature, const int32_t *ids,
+                       uint64_t key) {
+  constexpr float REACH = 12.0f;
+  const float floor = greatest - REACH * temperature;
+  int winner = -1;
+  double first = __builtin_inf();
+  for (int i = 0; i < n; i++) {
+    if (x[i] < floor) continue;
+    const double u = uniform((uint64_t)ids[i], key);
+    const double weight = std::exp(((double)x[i] - greatest) / temperature);
+    if (!(weight <= 1.0)) return -1;
+    // -log(1 - u) >= u: few need the logarithm.
+    if (u > first * weight) continue;
+    const double arrival = -std::log1p(-u) / weight;
+    if (arrival < first) {
+      first = arrival;
+      winner = i;
+    }
+  }
+  return winner;
+}
+
+// The token that `draw`, not the argmax, says; its row holds n logits, of the tokens `ids`. -1 where they
+// are not finite.
+static inline int chosen(const Draw &draw, int n, float greatest, const int32_t *ids) {
+  if (draw.choice == OP_CHOOSE_RACED)
+    return race(draw.row, n, greatest, draw.temperature, ids, draw.noise.key);
+  if (!softmax_logits(draw.row, n, greatest, draw.temperature)) return -1;
+  return invert(draw.row, n, draw.noise.coin);
 }
 
 }  // namespace outpace::OUTPACE_PATH

@@ -114,6 +114,11 @@ bool check_eagle(const op_config &config, char *error) {
     return fail(error, "an EAGLE head has one pre-norm layer and no position embedding");
   if (eagle.kind == OP_EAGLE1 && !check_linear(eagle.fc, "fc", -1, hidden, 2 * hidden, error))
     return false;
+  if (eagle.kind == OP_EAGLE3 && eagle.fc.data && eagle.fc.in < 1)
+    return fail(error, "fc has %d inputs", eagle.fc.in);
+  if (eagle.kind == OP_EAGLE3 && eagle.fc.data &&
+      !check_linear(eagle.fc, "fc", -1, hidden, eagle.fc.in, error))
+    return false;
   if (eagle.kind == OP_EAGLE3 && !check_norm(config, eagle.hidden_norm, "hidden_norm", 0, error))
     return false;
   if (!eagle.draft_ids) return fail(error, "an EAGLE head without draft_ids");

@@ -109,12 +109,13 @@ static inline unsigned char *cached_head(const op_cache &cache, int layer, int r
   return cache.memory + head * cache.head_bytes;
 }
 
-// How a logit row's token is chosen: the argmax, or drawn if there is a q, which the logits are written to
-// and then becomes softmax(logits / temperature). A row that is not finite has the best -1.
+// How a logit row's token is chosen, see op_eagle_draft. The logits are written to `row` unless it is NULL;
+// of a drawn token they become q there. A row that should be finite and is not has the best -1.
 struct Draw {
-  float *q;
+  int32_t choice;
   float temperature;
-  double coin;
+  op_noise noise;
+  float *row;
 };
 
 // One pass, planned. Everything is checked before it comes here.

@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 #define OP_API __attribute__((visibility("default")))
-#define OP_ABI_VERSION 3
+#define OP_ABI_VERSION 4
 #define OP_ERROR_BYTES 256
 
 /* Weight formats. The three packed ones are GGUF's: blocks of 32 along `in`. */
@@ -75,6 +75,7 @@ typedef struct {
  * norm_before_residual. OP_EAGLE1 (2401.15077): fc [hidden_size, 2 * hidden_size] of embedding beside
  * x goes through an ordinary layer; input_norm and final_norm may have NULL weights there, and are then
  * left out. What a column leaves is the layer's output, or final_norm of it if norm_output.
+ * Of OP_EAGLE3 fc [hidden_size, any] makes x of a target's features where drafts start from these.
  * draft_ids [num_logits]: the token that each logit is for. The config's head is [num_logits,
  * hidden_size]. What the kind lacks (fc, hidden_norm) is zero. */
 typedef struct {
@@ -226,17 +227,35 @@ OP_API int32_t op_draft(op_model *model, op_cache *cache, int32_t num_seqs, cons
                         const int32_t *pending_ids, const int32_t *num_steps, int32_t num_layers,
                         int32_t *drafted, char *error);
 
-/* The same with an EAGLE head, greedily or by sampling: x holds what the pending columns start from, row by
- * row as pending_ids; a drafted token starts from what the column before it left. Where temperatures[i]
- * is 0 a sequence's tokens are the argmax. Else q = softmax(logits / temperatures[i]) in float32, and the
- * token is the first at which q summed up in float64 exceeds coins[i][step] times its total, coins
- * [num_seqs][max_steps] in [0, 1). drafted: ids of the model's vocabulary. q: [num_logits] for each token
- * of those sequences, one sequence after the other. Fails where such logits are not finite. */
-OP_API int32_t op_eagle_draft(op_model *model, op_cache *cache, int32_t num_seqs, const int32_t *rows,
-                              const int32_t *starts, const int32_t *num_pending,
-                              const int32_t *pending_ids, const float *x, const int32_t *num_steps,
-                              const float *temperatures, const double *coins, int32_t *drafted,
-                              float *q, char *error);
+/* What one sequence drafts: as in op_draft, and how its tokens are chosen. temperature: above 0, but for
+ * OP_CHOOSE_BEST. */
+enum { OP_CHOOSE_BEST = 0, OP_CHOOSE_DRAWN = 1, OP_CHOOSE_RACED = 2 };
+typedef struct {
+  int32_t row, start, num_pending, num_steps;
+  int32_t choice; /* OP_CHOOSE_* */
+  float temperature;
+} op_chain;
+
+/* The same with an EAGLE head. start_from holds what the pending columns start from, row by row as
+ * pending_ids: x, or the features that the head's fc makes x of if has_features. A drafted token starts from
+ * what the column before it left. Tokens are ids of the model's vocabulary, drafted [num_seqs][max_steps]:
+ *
+ * OP_CHOOSE_BEST    the argmax
+ * OP_CHOOSE_DRAWN   q = softmax(logits / temperature) in float32, and the token is the first at which q
+ *                   summed up in float64 exceeds the coin in [0, 1) times its total
+ * OP_CHOOSE_RACED   the token t whose -log(1 - u(t)) / exp(logits(t) / temperature) is smallest, u(t) the
+ *                   uniform that SplitMix64 started at the key gives at position t, of those tokens whose
+ *                   weight is not below e^-12 of the greatest
+ *
+ * noise: [num_seqs][max_steps], the coin or key of each token (or NULL without any). q: [num_logits] for each
+ * drawn token, one sequence after the other. Fails where logits that are not only compared are not finite. */
+typedef union {
+  double coin;
+  uint64_t key;
+} op_noise;
+OP_API int32_t op_eagle_draft(op_model *model, op_cache *cache, int32_t num_seqs, const op_chain *chains,
+                              const int32_t *pending_ids, const float *start_from, int32_t has_features,
+                              const op_noise *noise, int32_t *drafted, float *q, char *error);
 
 #ifdef __cplusplus
 }

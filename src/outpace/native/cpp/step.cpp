@@ -309,7 +309,7 @@ struct Worker {
 
   // Where all logits of a row go, or NULL.
   float *kept_logits(int row) const {
-    if (pass.draws) return pass.draws[row].q;
+    if (pass.draws) return pass.draws[row].row;
     return pass.batch->logits ? pass.batch->logits + (int64_t)row * config.num_logits : nullptr;
   }
 
@@ -323,10 +323,8 @@ struct Worker {
         best = shared.threads[t].best[row];
         id = shared.threads[t].best_ids[row];
       }
-    if (!pass.draws || !pass.draws[row].q) return id == INT32_MAX ? 0 : id;
-    const Draw &draw = pass.draws[row];
-    if (!softmax_logits(draw.q, config.num_logits, best, draw.temperature)) return -1;
-    return invert(draw.q, config.num_logits, draw.coin);
+    if (!pass.draws || pass.draws[row].choice == OP_CHOOSE_BEST) return id == INT32_MAX ? 0 : id;
+    return chosen(pass.draws[row], config.num_logits, best, config.eagle->draft_ids);
   }
 
   void run() {

@@ -14,9 +14,9 @@ import pytest
 import torch
 from hf_cases import RUN, VOCAB, write, write_config
 from model_files import write_gguf, write_hf
+from plain import plain_llm
 from safetensors.torch import load_file, save_file
 
-from outpace import LLM
 from outpace.engine.setup import EngineOptions
 from outpace.errors import ModelError, OptionError
 from outpace.models.hf.adapter import _max_len
@@ -192,7 +192,7 @@ class TestWhatItSaysOfItself:
         path = write(tmp_path, "bloom", RUN["bloom"])
         model = load_model(path, **CPU)
         assert model.max_len == 2**31 - 1
-        with LLM(model) as llm:
+        with plain_llm(model) as llm:
             assert llm.max_model_len == 8192
 
 

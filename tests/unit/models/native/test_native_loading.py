@@ -12,9 +12,9 @@ from gguf import GGMLQuantizationType as Kind
 from gguf_files import FAMILIES, family_config, write_family
 from model_files import write_gguf, write_hf
 from native_models import loaded, odd_config, odd_model, usable_paths
+from plain import plain_llm
 from tiny import feed, tiny_model
 
-from outpace import LLM
 from outpace.engine.setup import EngineOptions
 from outpace.errors import ModelError, OptionError
 from outpace.models.gguf.quants import dequantise
@@ -222,19 +222,19 @@ class TestOptions:
     def test_unknown_values_are_refused_by_name(self, path, name, values) -> None:
         for value in values:
             with pytest.raises(OptionError, match=f"{name} must be") as caught:
-                LLM(path, **{name: value}, **CPU)
+                plain_llm(path, **{name: value}, **CPU)
             assert repr(value) in str(caught.value)
 
     @pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2", 1500, 2**31])
     def test_threads_are_a_whole_number(self, path, threads) -> None:
         with pytest.raises(OptionError, match="threads must be a whole number"):
-            LLM(path, threads=threads, **CPU)
+            plain_llm(path, threads=threads, **CPU)
 
     def test_they_reach_the_step(self, path) -> None:
         before = torch.get_num_threads()
         options = {"threads": 1, "kv_cache_dtype": "float32", "activations": "int8"}
         try:
-            with LLM(path, **options, **CPU) as llm:
+            with plain_llm(path, **options, **CPU) as llm:
                 decoder = llm._target.decoder
                 assert torch.get_num_threads() == 1
         finally:
@@ -282,7 +282,7 @@ class TestOptions:
     def test_a_loaded_model_must_agree(self) -> None:
         model = loaded(odd_model("q4_1", "int8", threads=1))
         agreeing = {"dtype": "q4_1", "activations": "int8", "kv_cache_dtype": "bfloat16"}
-        LLM(model, **agreeing, model_impl="native", threads=1).close()
+        plain_llm(model, **agreeing, model_impl="native", threads=1).close()
         for option, value in (
             ("dtype", "bfloat16"),
             ("activations", "int16"),
@@ -291,14 +291,14 @@ class TestOptions:
             ("threads", 2),
         ):
             with pytest.raises(OptionError, match=option):
-                LLM(model, **{option: value})
+                plain_llm(model, **{option: value})
 
     def test_a_loaded_torch_model_refuses_them_too(self) -> None:
         for option in ("activations", "kv_cache_dtype"):
             with pytest.raises(
                 OptionError, match=f"{option}='bfloat16' is an option of the native"
             ):
-                LLM(tiny_model(), **{option: "bfloat16"})
+                plain_llm(tiny_model(), **{option: "bfloat16"})
 
     def test_what_is_said_of_the_target_is_not_asked_of_the_draft(self) -> None:
         options = EngineOptions(

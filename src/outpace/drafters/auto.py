@@ -1,0 +1,378 @@
+"""Drafting that decides for itself: with what, how far, or not at all, per request and step.
+
+Two drafters stand by: suffix decoding, which costs next to nothing and is asked in every step, and
+a trained one, if there is one for the target, which is asked where it is worth its time. The length
+of a draft is the one with the most output for the time of the step (`control/goodput.py`), given
+what passes cost on this machine (`control/costs.py`) and how often drafts were right before
+(`control/acceptance.py`).
+
+Exact whatever it decides: the lookup's drafts are functions of the text, so that they may be cut
+anywhere, and how many tokens the trained drafter draws is decided before it draws the first. What
+was decided depends on the past alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from itertools import accumulate
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from outpace.control.acceptance import Acceptance, Calibration
+from outpace.control.costs import DraftCosts, PassShape, StepCosts
+from outpace.control.decisions import DecisionLog, Economy, RequestRecord, StepRecord
+from outpace.control.goodput import Plan, Rate, Ways, plan
+from outpace.control.probing import Probing
+from outpace.drafters.base import (
+    Drafter,
+    DrafterOptions,
+    DraftingContext,
+    check_whole_number,
+    path_limit,
+)
+from outpace.drafters.parts.trained import TrainedDraft, bundled_for, given_draft
+from outpace.drafters.suffix import SuffixDrafter, SuffixOptions
+from outpace.types import Draft, Scores, Sequence, StepTimes, Verdict
+
+if TYPE_CHECKING:
+    from outpace.models.load import LoadedModel
+
+LEAST_CLAIM, MOST_CLAIM, CLAIM_PER_PRICE = 0.02, 0.3, 0.25
+"""Suffix drafts end where they are claimed to be this unlikely: at a quarter of what a token must
+be worth, since claims are no more than claims, but always between these two."""
+PROBE_TOKENS = 2
+"""Tokens of a draft that is made to see whether the trained drafter pays by now."""
+LOOKUP, TRAINED, NONE = "lookup", "trained", "none"
+REGIMES = ("greedy", "sampled", "seeded")
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoOptions(DrafterOptions):
+    """Options of `auto`."""
+
+    num_speculative_tokens: int = field(
+        default=16, metadata={"help": "most draft tokens per step (K), of any kind"}
+    )
+    model: Any = field(
+        default=None,
+        metadata={
+            "help": "trained draft to use beside suffix decoding: the directory of an EAGLE head, "
+            "of Medusa heads or of a small model; 'none' for none (default: the one that comes "
+            "with this package for the target, if there is one)"
+        },
+    )
+    max_trained_tokens: int = field(
+        default=6, metadata={"help": "most tokens of a draft by the trained drafter"}
+    )
+    store_tokens: int = field(
+        default=0,
+        metadata={"help": "tokens of past outputs remembered to draft from; 0 remembers none"},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole_number("max_trained_tokens", self.max_trained_tokens, low=1)
+        check_whole_number("store_tokens", self.store_tokens, low=0)
+
+    @property
+    def num_trained(self) -> int:
+        """Most tokens of a draft by the trained drafter."""
+        return min(self.max_trained_tokens, self.num_speculative_tokens)
+
+
+@dataclass(slots=True)
+class _Made:
+    """What one sequence was given in this step. offered: what the lookup would have drafted."""
+
+    source: str
+    draft: Draft
+    offered: Draft
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step between its passes and the engine's account of the time it took.
+
+    feeds_prompts: its time says nothing of others then.
+    """
+
+    shape: PassShape
+    regime: str
+    feeds_prompts: bool
+    num_tokens: int
+    requests: list[RequestRecord]
+
+
+class AutoDrafter(Drafter):
+    """Chooses between suffix decoding, a trained drafter and plain decoding."""
+
+    Options = AutoOptions
+
+    @classmethod
+    def models(
+        cls, options: DrafterOptions, load_model: Callable[[Any], LoadedModel]
+    ) -> list[LoadedModel]:
+        assert isinstance(options, AutoOptions)
+        given = given_draft(options.model)
+        return given.models(load_model) if given else []
+
+    @classmethod
+    def row_bytes(cls, options: DrafterOptions, target: LoadedModel, max_model_len: int) -> int:
+        assert isinstance(options, AutoOptions)
+        draft = _trained_draft(options, target)
+        return draft.row_bytes(target, max_model_len) if draft else 0
+
+    def __init__(self, options: AutoOptions, context: DraftingContext) -> None:
+        # It loads what runs models, and the command line imports this file for its options.
+        from outpace.control.calibrate import measure_costs
+
+        super().__init__(options, context)
+        self._auto = options
+        most = options.num_speculative_tokens
+        suffix = SuffixOptions(
+            num_speculative_tokens=most,
+            store_tokens=options.store_tokens,
+        )
+        self._lookup = SuffixDrafter(suffix, context)
+        self._num_trained = options.num_trained
+        draft = _trained_draft(options, context.target)
+        self._trained = draft.open(self._num_trained, context) if draft else None
+        self.capture = self._trained.capture if self._trained else ()
+        self._names = {LOOKUP: self._lookup.method_name(), NONE: NONE}
+        if self._trained is not None:
+            self._names[TRAINED] = self._trained.method_name()
+        self._costs = StepCosts(measure_costs(context.runner, context.target, self.capture))
+        self._draft_costs = DraftCosts(self._costs.plain_s)
+        self._calibration, self._acceptance = Calibration(), Acceptance()
+        self._probing, self._rate = Probing(), Rate()
+        self.decisions: DecisionLog = DecisionLog()
+        self.decisions.economy = self._economy
+        self._made: dict[int, _Made] = {}
+        self._plan: Plan | None = None
+        self._step: _Step | None = None
+        self._is_ready: dict[int, bool] = {}  # whether the trained drafter can have features
+        self._newest_regime = REGIMES[0]
+        self._price = 0.0  # tokens that a row of the last step had to be worth
+
+    def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
+        self._open(seq)
+        return self._trained.adopt(seq, source, length) if self._trained else length
+
+    def _open(self, seq: Sequence) -> None:
+        if seq.seq_id not in self._is_ready:
+            self._is_ready[seq.seq_id] = False
+            for learner in (self._calibration, self._acceptance):
+                learner.open(seq.seq_id, _regime(seq))
+
+    def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+        limits = [path_limit(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+        floor = min(max(CLAIM_PER_PRICE * self._price, LEAST_CLAIM), MOST_CLAIM)
+        offers = self._lookup.propose_above(floor, seqs, limits)
+        ways = [self._ways(*each) for each in zip(seqs, limits, offers, strict=True)]
+        self._plan = decided = self._decide(seqs, ways)
+        drafts = self._carry_out(seqs, offers, decided)
+        for seq, offer, draft, (source, _) in zip(
+            seqs, offers, drafts, decided.choices, strict=True
+        ):
+            self._made[seq.seq_id] = _Made(source if len(draft) else NONE, draft, offer)
+        return drafts
+
+    def _ways(self, seq: Sequence, limit: int, offer: Draft) -> Ways:
+        """How likely each token of either draft is to be accepted."""
+        self._open(seq)
+        lookup = self._calibration.ladder(seq.seq_id, offer.claims or ())
+        trained: list[float] = []
+        if self._trained is not None and self._is_ready[seq.seq_id]:
+            if self._probing.is_due(seq.seq_id):  # what was counted is old by now
+                self._acceptance.fade(seq.seq_id, 0.5)
+            trained = self._acceptance.ladder(seq.seq_id, min(self._num_trained, limit))
+        return Ways(lookup, trained)
+
+    def _decide(self, seqs: List[Sequence], ways: List[Ways]) -> Plan:
+        num_seqs, context = len(seqs), sum(len(seq.tokens) for seq in seqs) - len(seqs)
+        regime = _common_regime(seqs)
+        most_rows = num_seqs + sum(max(len(w.lookup), len(w.trained)) for w in ways)
+        curve = self._costs.curve(num_seqs, context, most_rows, regime)
+        levels = max((len(w.trained) for w in ways), default=0)
+        users = sum(bool(w.trained) for w in ways)
+        costs = (self._draft_costs.predict(users, level) for level in range(levels + 1))
+        trained_s = list(accumulate(costs, max))
+        rate = self._rate.per_second(num_seqs, curve[0])
+        self._price = rate * (curve[-1] - curve[0]) / max(len(curve) - 1, 1)
+        decided = plan(ways, curve, trained_s, rate)
+        return self._with_trials(seqs, ways, decided, curve, trained_s)
+
+    def _with_trials(
+        self,
+        seqs: List[Sequence],
+        ways: List[Ways],
+        decided: Plan,
+        curve: List[float],
+        trained_s: List[float],
+    ) -> Plan:
+        """The same plan, but that the trained drafter tries again where it has not for long."""
+        if self._trained is None:
+            return decided
+        choices, num_tokens = list(decided.choices), decided.num_tokens
+        for i, (seq, each) in enumerate(zip(seqs, ways, strict=True)):
+            if choices[i][0] == TRAINED:
+                continue
+            self._probing.tick(seq.seq_id)
+            length = min(PROBE_TOKENS, len(each.trained))
+            if choices[i][0] == NONE and length and self._probing.is_due(seq.seq_id):
+                choices[i] = (TRAINED, length)
+                num_tokens += sum(each.trained[:length])
+        if choices == decided.choices:
+            return decided
+        levels = max(length for source, length in choices if source == TRAINED)
+        num_drafted = sum(length for _, length in choices)
+        return Plan(choices, num_tokens, curve[num_drafted] + trained_s[levels])
+
+    def _carry_out(self, seqs: List[Sequence], offers: List[Draft], decided: Plan) -> list[Draft]:
+        drafts = [
+            offer.shortened(length) if source == LOOKUP else NO_DRAFT
+            for offer, (source, length) in zip(offers, decided.choices, strict=True)
+        ]
+        asked = [i for i, (source, n) in enumerate(decided.choices) if source == TRAINED and n]
+        if self._trained is None or not asked:
+            return drafts
+        lengths = [decided.choices[i][1] for i in asked]
+        started = perf_counter()
+        made = self._trained.propose([seqs[i] for i in asked], lengths)
+        self._draft_costs.observe(len(asked), max(lengths), perf_counter() - started)
+        for i, draft in zip(asked, made, strict=True):
+            drafts[i] = draft
+        return drafts
+
+    def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
+        if self._trained is not None:
+            self._trained.observe(seqs, scores, verdicts)
+        requests: list[RequestRecord] = []
+        for seq, verdict in zip(seqs, verdicts, strict=True):
+            made = self._made.pop(seq.seq_id, None)
+            if verdict.token_ids and seq.seq_id in self._is_ready:
+                self._is_ready[seq.seq_id] = True
+            if made is None:
+                continue
+            self._learn(seq, made, verdict)
+            source = self._names[made.source]
+            requests.append(
+                RequestRecord(seq.seq_id, source, len(made.draft), verdict.num_accepted)
+            )
+        self._step = _step_of(seqs, scores, verdicts, requests)
+
+    def _learn(self, seq: Sequence, made: _Made, verdict: Verdict) -> None:
+        """What was said tells of the lookup's tokens too where they were not drafted."""
+        said, offered = verdict.token_ids, made.offered.token_ids
+        num_right = _num_equal(offered, said)
+        if offered and said:
+            claims = made.offered.claims or ()
+            self._calibration.observe(seq.seq_id, claims, num_right, num_right == len(said))
+        if made.source == TRAINED:
+            num_drafted, was_cut = len(made.draft), len(said) == verdict.num_accepted
+            self._acceptance.observe(seq.seq_id, num_drafted, verdict.num_accepted, was_cut)
+
+    def timed(self, times: StepTimes) -> None:
+        step, decided = self._step, self._plan
+        self._step = self._plan = None
+        if step is None:
+            return
+        shape, self._newest_regime = step.shape, step.regime
+        if not step.feeds_prompts:
+            self._costs.observe(shape, step.regime, times.target_s, times.rest_s)
+            curve = self._costs.curve(shape.num_seqs, shape.context, shape.num_seqs, step.regime)
+            self._rate.observe(step.num_tokens, times.step_s, shape.num_seqs, curve[0])
+            for seq_id, source, _, accepted in step.requests:
+                if source == self._names.get(TRAINED) and seq_id in self._is_ready:
+                    paid = (accepted + 1) * curve[0] > times.step_s
+                    self._probing.observe(seq_id, paid)
+        is_judged = decided is not None and not step.feeds_prompts
+        self.decisions.add(
+            StepRecord(
+                step=self.decisions.num_steps,
+                num_seqs=shape.num_seqs,
+                num_rows=shape.num_rows,
+                context=shape.context,
+                requests=step.requests,
+                predicted_tokens=decided.num_tokens if decided and is_judged else 0.0,
+                predicted_s=decided.seconds if decided and is_judged else 0.0,
+                num_tokens=step.num_tokens,
+                draft_s=times.draft_s,
+                target_s=times.target_s,
+                step_s=times.step_s,
+            )
+        )
+
+    def _economy(self) -> Economy:
+        """What the newest step's kind of step costs, for one sequence."""
+        most, newest = self._auto.num_speculative_tokens, self.decisions.tail(1)
+        context = newest[0].context // newest[0].num_seqs if newest else 0
+        pass_s = self._costs.curve(1, context, 1 + most, self._newest_regime)
+        draft_s = [self._draft_costs.predict(1, level) for level in range(self._num_trained + 1)]
+        return Economy(pass_s, self._names.get(TRAINED), draft_s if self._trained else (0.0,))
+
+    def release(self, seq: Sequence) -> None:
+        self._made.pop(seq.seq_id, None)
+        if self._is_ready.pop(seq.seq_id, None) is not None:
+            for learner in (self._calibration, self._acceptance, self._probing):
+                learner.release(seq.seq_id)
+        self._lookup.release(seq)
+        if self._trained is not None:
+            self._trained.release(seq)
+
+    def check_integrity(self) -> None:
+        assert not self._made, f"drafts left of sequences {sorted(self._made)}"
+        assert not self._is_ready, f"counts left of sequences {sorted(self._is_ready)}"
+        for learner in (self._calibration, self._acceptance, self._probing):
+            learner.check_integrity()
+        self._lookup.check_integrity()
+        if self._trained is not None:
+            self._trained.check_integrity()
+
+
+def _trained_draft(options: AutoOptions, target: LoadedModel) -> TrainedDraft | None:
+    if options.num_trained == 0:
+        return None
+    return bundled_for(target) if options.model is None else given_draft(options.model)
+
+
+def _num_equal(left: List[int], right: List[int]) -> int:
+    """How many tokens are the same from the first on."""
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _step_of(
+    seqs: List[Sequence],
+    scores: Scores,
+    verdicts: List[Verdict],
+    requests: list[RequestRecord],
+) -> _Step:
+    spans = [(fed.stop - fed.start, rows.stop - rows.start) for fed, rows in _spans(scores)]
+    shape = PassShape(len(seqs), sum(fed for fed, _ in spans), sum(scores.starts))
+    feeds_prompts = any(fed != rows for fed, rows in spans)
+    num_tokens = sum(len(verdict.token_ids) for verdict in verdicts)
+    return _Step(shape, _common_regime(seqs), feeds_prompts, num_tokens, requests)
+
+
+def _spans(scores: Scores) -> zip[tuple[slice, slice]]:
+    return zip(scores.fed, scores.rows, strict=True)
+
+
+def _regime(seq: Sequence) -> str:
+    """What sequences have in common whose drafts are accepted and judged in the same way."""
+    if seq.params.is_greedy:
+        return "greedy"
+    return "sampled" if seq.params.seed is None else "seeded"
+
+
+def _common_regime(seqs: List[Sequence]) -> str:
+    """That of the sequence whose rows take the longest."""
+    return max((_regime(seq) for seq in seqs), key=REGIMES.index)

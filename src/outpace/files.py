@@ -1,0 +1,19 @@
+"""Files that a user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outpace.errors import OptionError
+
+
+def read_text(path: Path) -> str:
+    """The whole file. Raises OptionError for one that cannot be read or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"{path} is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error
