@@ -102,7 +102,7 @@ class StepCosts:
 
     def __init__(self, table: CostTable) -> None:
         self._table = table
-        self._pace = _Pace()
+        self._pace = Pace()
         self._shape = _ShapeFactors()
         self._rests: dict[str, _PacedLine] = {}
         self._pass_s: list[float] = []
@@ -183,7 +183,7 @@ class DraftCosts:
         line.observe(levels, seconds)
 
 
-class _Pace:
+class Pace:
     """Measured over expected time of late: the lower median of a few ratios."""
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class _PacedLine:
 
     def __init__(self, fixed: float, slope: float) -> None:
         self._prior = self._line = (fixed, slope)
-        self._pace = _Pace()
+        self._pace = Pace()
         # Decayed sums of weights, x, x * x, seconds and x * seconds.
         self._sums: List[float] = (0.0, 0.0, 0.0, 0.0, 0.0)
 

@@ -215,9 +215,14 @@ class Rate:
         self._seconds = kept * self._seconds + seconds
 
     @property
+    def ratio(self) -> float:
+        """What was reached by what plain decoding would have; 1 at first."""
+        return self._plain_s / self._seconds if self._seconds else 1.0
+
+    @property
     def speedup(self) -> float:
-        """The rate by that of plain decoding; at least 1, which it is at first."""
-        return max(1.0, self._plain_s / self._seconds) if self._seconds else 1.0
+        """The rate by that of plain decoding: at least 1."""
+        return max(1.0, self.ratio)
 
     def per_second(self, num_seqs: int, plain_s: float) -> float:
         """The rate for `num_seqs` sequences whose plain step takes `plain_s`; tokens per second."""

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 from outpace.control.acceptance import Acceptance, Calibration
 from outpace.control.costs import DraftCosts, PassShape, StepCosts
 from outpace.control.decisions import DecisionLog, Economy, RequestRecord, StepRecord
-from outpace.control.goodput import Plan, Rate, Ways, plan
+from outpace.control.goodput import Plan, Ways, plan
 from outpace.control.probing import Probing
+from outpace.control.stretches import Copying, Stretches
 from outpace.drafters.base import (
     Drafter,
     DrafterOptions,
@@ -83,13 +84,16 @@ class AutoOptions(DrafterOptions):
         return min(self.max_trained_tokens, self.num_speculative_tokens)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Made:
     """What one sequence was given in this step. offered: what the lookup would have drafted."""
 
     source: str
     draft: Draft
     offered: Draft
+
+
+NOTHING_MADE = _Made(NONE, NO_DRAFT, NO_DRAFT)
 
 
 @dataclass(slots=True)
@@ -144,10 +148,12 @@ class AutoDrafter(Drafter):
         self._names = {LOOKUP: self._lookup.method_name(), NONE: NONE}
         if self._trained is not None:
             self._names[TRAINED] = self._trained.method_name()
-        self._costs = StepCosts(measure_costs(context.runner, context.target, self.capture))
+        table = measure_costs(context.runner, context.target, self.capture)
+        self._costs, self._stretches = StepCosts(table), Stretches(table)
+        self._copying: dict[int, Copying] = {}
         self._draft_costs = DraftCosts(self._costs.plain_s)
         self._calibration, self._acceptance = Calibration(), Acceptance()
-        self._probing, self._rate = Probing(), Rate()
+        self._probing = Probing()
         self.decisions: DecisionLog = DecisionLog()
         self.decisions.economy = self._economy
         self._made: dict[int, _Made] = {}
@@ -168,6 +174,12 @@ class AutoDrafter(Drafter):
                 learner.open(seq.seq_id, _regime(seq))
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+        if self._stretches.is_plain and not self._any_copies(seqs):
+            self._plan = self._stretches.plan(len(seqs), _context(seqs))
+            for seq in seqs:
+                self._made[seq.seq_id] = NOTHING_MADE
+            return [NO_DRAFT] * len(seqs)
+        self._stretches.end()
         limits = [path_limit(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         floor = min(max(CLAIM_PER_PRICE * self._price, LEAST_CLAIM), MOST_CLAIM)
         offers = self._lookup.propose_above(floor, seqs, limits)
@@ -179,6 +191,11 @@ class AutoDrafter(Drafter):
         ):
             self._made[seq.seq_id] = _Made(source if len(draft) else NONE, draft, offer)
         return drafts
+
+    def _any_copies(self, seqs: List[Sequence]) -> bool:
+        """Whether a text repeats itself, which is worth drafting though nothing else may be."""
+        follow = [self._copying.setdefault(seq.seq_id, Copying()).follow for seq in seqs]
+        return any(each(seq.tokens) for each, seq in zip(follow, seqs, strict=True))
 
     def _ways(self, seq: Sequence, limit: int, offer: Draft) -> Ways:
         """How likely each token of either draft is to be accepted."""
@@ -192,7 +209,7 @@ class AutoDrafter(Drafter):
         return Ways(lookup, trained)
 
     def _decide(self, seqs: List[Sequence], ways: List[Ways]) -> Plan:
-        num_seqs, context = len(seqs), sum(len(seq.tokens) for seq in seqs) - len(seqs)
+        num_seqs, context = len(seqs), _context(seqs)
         regime = _common_regime(seqs)
         most_rows = num_seqs + sum(max(len(w.lookup), len(w.trained)) for w in ways)
         curve = self._costs.curve(num_seqs, context, most_rows, regime)
@@ -200,7 +217,7 @@ class AutoDrafter(Drafter):
         users = sum(bool(w.trained) for w in ways)
         costs = (self._draft_costs.predict(users, level) for level in range(levels + 1))
         trained_s = list(accumulate(costs, max))
-        rate = self._rate.per_second(num_seqs, curve[0])
+        rate = self._stretches.per_second(num_seqs, context)
         self._price = rate * (curve[-1] - curve[0]) / max(len(curve) - 1, 1)
         decided = plan(ways, curve, trained_s, rate)
         return self._with_trials(seqs, ways, decided, curve, trained_s)
@@ -281,14 +298,14 @@ class AutoDrafter(Drafter):
         if step is None:
             return
         shape, self._newest_regime = step.shape, step.regime
-        if not step.feeds_prompts:
-            self._costs.observe(shape, step.regime, times.target_s, times.rest_s)
-            curve = self._costs.curve(shape.num_seqs, shape.context, shape.num_seqs, step.regime)
-            self._rate.observe(step.num_tokens, times.step_s, shape.num_seqs, curve[0])
-            for seq_id, source, _, accepted in step.requests:
-                if source == self._names.get(TRAINED) and seq_id in self._is_ready:
-                    paid = (accepted + 1) * curve[0] > times.step_s
-                    self._probing.observe(seq_id, paid)
+        if step.feeds_prompts:
+            self._stretches.pass_by()
+        else:
+            was_plain = self._stretches.is_plain
+            self._stretches.observe(shape, step.num_tokens, times.step_s)
+            if not was_plain:
+                self._costs.observe(shape, step.regime, times.target_s, times.rest_s)
+                self._judge_trials(step, times.step_s)
         is_judged = decided is not None and not step.feeds_prompts
         self.decisions.add(
             StepRecord(
@@ -306,6 +323,13 @@ class AutoDrafter(Drafter):
             )
         )
 
+    def _judge_trials(self, step: _Step, step_s: float) -> None:
+        """Tell of each draft by the trained drafter whether it was worth the step."""
+        plain_s = self._stretches.plain_s(step.shape.num_seqs, step.shape.context)
+        for seq_id, source, _, accepted in step.requests:
+            if source == self._names.get(TRAINED) and seq_id in self._is_ready:
+                self._probing.observe(seq_id, (accepted + 1) * plain_s > step_s)
+
     def _economy(self) -> Economy:
         """What the newest step's kind of step costs, for one sequence."""
         most, newest = self._auto.num_speculative_tokens, self.decisions.tail(1)
@@ -316,6 +340,7 @@ class AutoDrafter(Drafter):
 
     def release(self, seq: Sequence) -> None:
         self._made.pop(seq.seq_id, None)
+        self._copying.pop(seq.seq_id, None)
         if self._is_ready.pop(seq.seq_id, None) is not None:
             for learner in (self._calibration, self._acceptance, self._probing):
                 learner.release(seq.seq_id)
@@ -325,6 +350,7 @@ class AutoDrafter(Drafter):
 
     def check_integrity(self) -> None:
         assert not self._made, f"drafts left of sequences {sorted(self._made)}"
+        assert not self._copying, f"texts left of sequences {sorted(self._copying)}"
         assert not self._is_ready, f"counts left of sequences {sorted(self._is_ready)}"
         for learner in (self._calibration, self._acceptance, self._probing):
             learner.check_integrity()
@@ -339,14 +365,15 @@ def _trained_draft(options: AutoOptions, target: LoadedModel) -> TrainedDraft | 
     return bundled_for(target) if options.model is None else given_draft(options.model)
 
 
+def _context(seqs: List[Sequence]) -> int:
+    """Tokens in the target's cache."""
+    return sum(len(seq.tokens) for seq in seqs) - len(seqs)
+
+
 def _num_equal(left: List[int], right: List[int]) -> int:
     """How many tokens are the same from the first on."""
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def _step_of(
