@@ -17,9 +17,9 @@ FIRST_STRETCH, SHORT_STRETCH = 12, 12
 """Plain steps at the very first, and where it is only to be seen what they cost by now."""
 SETTLED = 4
 """Steps of a stretch before its steps count: what they need has to be fetched first."""
-TRIAL = 24
+TRIAL = 16
 """Drafting steps after which is judged whether they paid."""
-SHORTEST, LONGEST = 64, 512
+SHORTEST, LONGEST = 128, 1024
 """Plain steps where they did not: at first, and after trials that did not pay either."""
 LOOK_AGAIN = 256
 """Drafting steps that pay until plain ones are measured anew, unless they pay by `CLEARLY`."""
@@ -31,7 +31,7 @@ class Stretches:
 
     def __init__(self, table: CostTable) -> None:
         self._table = table
-        self._pace = Pace()
+        self._paces: dict[int, Pace] = {}  # by number of sequences, to the power of two below
         self._left, self._steps = FIRST_STRETCH, 0
         self._pause = SHORTEST
         self._rate = Rate()
@@ -43,7 +43,13 @@ class Stretches:
 
     def plain_s(self, num_seqs: int, context: int) -> float:
         """Seconds of a whole step in a plain stretch. context: cached tokens of all sequences."""
-        return self._table.seconds(PassShape(num_seqs, num_seqs, context)) * self._pace.scale
+        size = num_seqs.bit_length()
+        pace = self._paces.get(size) or self._nearest(size)
+        return self._table.seconds(PassShape(num_seqs, num_seqs, context)) * pace.scale
+
+    def _nearest(self, size: int) -> Pace:
+        seen = min(self._paces, key=lambda other: abs(other - size), default=None)
+        return Pace() if seen is None else self._paces[seen]
 
     def per_second(self, num_seqs: int, context: int) -> float:
         """Output tokens a second brings in the long run: `Rate.per_second`."""
@@ -75,10 +81,15 @@ class Stretches:
 
     def _observe_plain(self, shape: PassShape, seconds: float) -> None:
         if self._steps > SETTLED:
-            self._pace.observe(seconds / self._table.seconds(shape))
+            pace = self._paces.setdefault(shape.num_seqs.bit_length(), Pace())
+            pace.observe(seconds / self._table.seconds(shape))
         self.pass_by()
 
     def _observe_drafting(self, shape: PassShape, num_tokens: int, seconds: float) -> None:
+        if shape.num_seqs.bit_length() not in self._paces:
+            # What so many sequences cost plainly is not known from fewer.
+            self._left, self._steps = SHORT_STRETCH, 0
+            return
         plain_s = self.plain_s(shape.num_seqs, shape.context)
         self._rate.observe(num_tokens, seconds, shape.num_seqs, plain_s)
         if self._steps < TRIAL:

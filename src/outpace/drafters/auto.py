@@ -160,6 +160,7 @@ class AutoDrafter(Drafter):
         self._plan: Plan | None = None
         self._step: _Step | None = None
         self._is_ready: dict[int, bool] = {}  # whether the trained drafter can have features
+        self._caught_up: set[int] = set()  # sequences that the trained drafter was asked about
         self._newest_regime = REGIMES[0]
         self._price = 0.0  # tokens that a row of the last step had to be worth
 
@@ -177,6 +178,8 @@ class AutoDrafter(Drafter):
         if self._stretches.is_plain and not self._any_copies(seqs):
             self._plan = self._stretches.plan(len(seqs), _context(seqs))
             for seq in seqs:
+                self._open(seq)
+                self._probing.tick(seq.seq_id)
                 self._made[seq.seq_id] = NOTHING_MADE
             return [NO_DRAFT] * len(seqs)
         self._stretches.end()
@@ -259,7 +262,10 @@ class AutoDrafter(Drafter):
         lengths = [decided.choices[i][1] for i in asked]
         started = perf_counter()
         made = self._trained.propose([seqs[i] for i in asked], lengths)
-        self._draft_costs.observe(len(asked), max(lengths), perf_counter() - started)
+        seq_ids = {seqs[i].seq_id for i in asked}
+        if seq_ids <= self._caught_up:  # else it has read whole prompts before it drafted
+            self._draft_costs.observe(len(asked), max(lengths), perf_counter() - started)
+        self._caught_up |= seq_ids
         for i, draft in zip(asked, made, strict=True):
             drafts[i] = draft
         return drafts
@@ -341,6 +347,7 @@ class AutoDrafter(Drafter):
     def release(self, seq: Sequence) -> None:
         self._made.pop(seq.seq_id, None)
         self._copying.pop(seq.seq_id, None)
+        self._caught_up.discard(seq.seq_id)
         if self._is_ready.pop(seq.seq_id, None) is not None:
             for learner in (self._calibration, self._acceptance, self._probing):
                 learner.release(seq.seq_id)

@@ -53,8 +53,8 @@ def test_drafting_that_is_slower_than_a_stretch_is_left_though_its_own_plain_ste
     drafting = plain.count(False)
     assert plain[FIRST_STRETCH : FIRST_STRETCH + TRIAL] == [False] * TRIAL
     assert all(plain[FIRST_STRETCH + TRIAL : FIRST_STRETCH + TRIAL + SHORTEST])
-    # Pauses of 64, 128, 256 and 512 steps, and a trial between two.
-    assert 4 * TRIAL <= drafting <= 7 * TRIAL
+    # A trial between any two pauses, each twice as long as the one before up to the longest.
+    assert 3 * TRIAL <= drafting <= 6 * TRIAL
 
 
 def test_drafting_that_pays_goes_on_and_plain_steps_are_looked_at_again() -> None:
@@ -90,6 +90,26 @@ def test_steps_that_feed_prompts_end_a_stretch_and_teach_nothing() -> None:
         stretches.pass_by()
     assert not stretches.is_plain
     assert stretches.plain_s(1, 10) == pytest.approx(TABLE.seconds(PLAIN))
+
+
+def test_other_numbers_of_sequences_are_measured_before_drafting_is_judged_for_them() -> None:
+    """Plain steps of one sequence take half of what the table says, those of eight all of it."""
+    stretches, eight = Stretches(TABLE), PassShape(8, 8, 80)
+    run(stretches, FIRST_STRETCH + 1, lambda i: (5, 1.0))
+    stretches.observe(PassShape(8, 12, 80), 10, 2.5)
+    assert stretches.is_plain
+    while stretches.is_plain:
+        stretches.observe(eight, 8, 2.0)
+    assert stretches.plain_s(8, 80) == pytest.approx(2.0)
+    assert stretches.plain_s(1, 10) == pytest.approx(0.5)
+
+
+def test_steps_that_feed_prompts_measure_nothing_and_pauses_still_end() -> None:
+    stretches = Stretches(TABLE)
+    for _ in range(FIRST_STRETCH):
+        stretches.pass_by()
+    stretches.observe(DRAFTED, 2, 1.0)
+    assert stretches.is_plain
 
 
 def test_copying_is_noticed_after_some_tokens_and_ends_with_the_copy() -> None:
