@@ -17,7 +17,7 @@ FIRST_STRETCH, SHORT_STRETCH = 12, 12
 """Plain steps at the very first, and where it is only to be seen what they cost by now."""
 SETTLED = 4
 """Steps of a stretch before its steps count: what they need has to be fetched first."""
-TRIAL = 16
+TRIAL = 24
 """Drafting steps after which is judged whether they paid."""
 SHORTEST, LONGEST = 128, 1024
 """Plain steps where they did not: at first, and after trials that did not pay either."""

@@ -161,6 +161,7 @@ class AutoDrafter(Drafter):
         self._step: _Step | None = None
         self._is_ready: dict[int, bool] = {}  # whether the trained drafter can have features
         self._caught_up: set[int] = set()  # sequences that the trained drafter was asked about
+        self._read_prompts = False  # whether it read whole prompts in this step, once for each
         self._newest_regime = REGIMES[0]
         self._price = 0.0  # tokens that a row of the last step had to be worth
 
@@ -263,7 +264,8 @@ class AutoDrafter(Drafter):
         started = perf_counter()
         made = self._trained.propose([seqs[i] for i in asked], lengths)
         seq_ids = {seqs[i].seq_id for i in asked}
-        if seq_ids <= self._caught_up:  # else it has read whole prompts before it drafted
+        self._read_prompts = not seq_ids <= self._caught_up
+        if not self._read_prompts:
             self._draft_costs.observe(len(asked), max(lengths), perf_counter() - started)
         self._caught_up |= seq_ids
         for i, draft in zip(asked, made, strict=True):
@@ -304,7 +306,8 @@ class AutoDrafter(Drafter):
         if step is None:
             return
         shape, self._newest_regime = step.shape, step.regime
-        if step.feeds_prompts:
+        read_prompts, self._read_prompts = self._read_prompts, False
+        if step.feeds_prompts or read_prompts:
             self._stretches.pass_by()
         else:
             was_plain = self._stretches.is_plain
