@@ -135,15 +135,13 @@ class AutoDrafter(Drafter):
 
         super().__init__(options, context)
         self._auto = options
-        most = options.num_speculative_tokens
         suffix = SuffixOptions(
-            num_speculative_tokens=most,
+            num_speculative_tokens=options.num_speculative_tokens,
             store_tokens=options.store_tokens,
         )
         self._lookup = SuffixDrafter(suffix, context)
-        self._num_trained = options.num_trained
         draft = _trained_draft(options, context.target)
-        self._trained = draft.open(self._num_trained, context) if draft else None
+        self._trained = draft.open(options.num_trained, context) if draft else None
         self.capture = self._trained.capture if self._trained else ()
         self._names = {LOOKUP: self._lookup.method_name(), NONE: NONE}
         if self._trained is not None:
@@ -209,7 +207,7 @@ class AutoDrafter(Drafter):
         if self._trained is not None and self._is_ready[seq.seq_id]:
             if self._probing.is_due(seq.seq_id):  # what was counted is old by now
                 self._acceptance.fade(seq.seq_id, 0.5)
-            trained = self._acceptance.ladder(seq.seq_id, min(self._num_trained, limit))
+            trained = self._acceptance.ladder(seq.seq_id, min(self._auto.num_trained, limit))
         return Ways(lookup, trained)
 
     def _decide(self, seqs: List[Sequence], ways: List[Ways]) -> Plan:
@@ -344,7 +342,9 @@ class AutoDrafter(Drafter):
         most, newest = self._auto.num_speculative_tokens, self.decisions.tail(1)
         context = newest[0].context // newest[0].num_seqs if newest else 0
         pass_s = self._costs.curve(1, context, 1 + most, self._newest_regime)
-        draft_s = [self._draft_costs.predict(1, level) for level in range(self._num_trained + 1)]
+        draft_s = [
+            self._draft_costs.predict(1, level) for level in range(self._auto.num_trained + 1)
+        ]
         return Economy(pass_s, self._names.get(TRAINED), draft_s if self._trained else (0.0,))
 
     def release(self, seq: Sequence) -> None:
@@ -392,15 +392,11 @@ def _step_of(
     verdicts: List[Verdict],
     requests: list[RequestRecord],
 ) -> _Step:
-    spans = [(fed.stop - fed.start, rows.stop - rows.start) for fed, rows in _spans(scores)]
-    shape = PassShape(len(seqs), sum(fed for fed, _ in spans), sum(scores.starts))
-    feeds_prompts = any(fed != rows for fed, rows in spans)
+    num_fed = [fed.stop - fed.start for fed in scores.fed]
+    shape = PassShape(len(seqs), sum(num_fed), sum(scores.starts))
+    feeds_prompts = num_fed != [rows.stop - rows.start for rows in scores.rows]
     num_tokens = sum(len(verdict.token_ids) for verdict in verdicts)
     return _Step(shape, _common_regime(seqs), feeds_prompts, num_tokens, requests)
-
-
-def _spans(scores: Scores) -> zip[tuple[slice, slice]]:
-    return zip(scores.fed, scores.rows, strict=True)
 
 
 def _regime(seq: Sequence) -> str:
