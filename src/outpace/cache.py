@@ -79,6 +79,11 @@ class CacheRows:
         return sum(not row.is_open for row in self._rows)
 
     @property
+    def num_open_tokens(self) -> int:
+        """Tokens in the rows that are taken."""
+        return sum(len(row.token_ids) for row in self._rows if row.is_open)
+
+    @property
     def num_bytes(self) -> int:
         """Memory that the rows take, or may grow to, in bytes."""
         return 0

@@ -98,14 +98,19 @@ class Event:
 
     text: the new text (may be empty while a character or a possible stop string is incomplete);
     the joined texts of all events are the answer. origins: per token, the drafter whose token
-    was accepted, or "" for the target's own. index: which of the request's n answers; its last
-    event has a finish reason.
+    was accepted, or "" for the target's own. kinds: per token, "accepted", "recovered" (the
+    target's own after a rejection), "bonus" (its own after everything drafted was accepted) or
+    "plain" (its own where nothing was drafted). drafted: the draft tokens that were verified, of a
+    tree all nodes in their order. index: which of the request's n answers; its last event has a
+    finish reason.
     """
 
     seq_id: int
     token_ids: tuple[int, ...]
     text: str
     origins: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    drafted: tuple[int, ...] = ()
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     finish_reason: str | None = None
     error: BaseException | None = None

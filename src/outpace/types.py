@@ -33,6 +33,7 @@ class Sequence:
     max_len: most tokens it may come to hold, prompt included; None if nothing is known.
     cache_salt: requests share what is remembered of others' text (cached prefixes, a drafter's
         stores) only with requests of the same salt.
+    method: the drafting method it asked for; "" means the engine's own.
     """
 
     seq_id: int
@@ -44,6 +45,7 @@ class Sequence:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     max_len: int | None = None
     cache_salt: str = ""
+    method: str = ""
     status: Status = Status.WAITING
 
     @property

@@ -186,7 +186,7 @@ def test_an_error_in_one_answer_ends_the_request(alone: list[list[int]]) -> None
 def test_a_listener_that_fails_drops_all_answers(alone: list[list[int]], caplog: Any) -> None:
     """As when the event loop that reads a stream is gone."""
     with plain_llm(TARGET, max_num_seqs=2) as llm:
-        group = llm._request(GIVEN, sampling(4, max_tokens=None), True)
+        group = llm.prepare(GIVEN, sampling(4, max_tokens=None))
 
         def gone(event: Any) -> None:
             raise RuntimeError("the event loop is closed")

@@ -215,6 +215,27 @@ def test_a_failed_step_ends_its_requests_and_the_loop_goes_on(
         assert ids_of(run(llm)) == expected(answers)
 
 
+def test_a_failed_step_leaves_those_that_wait(monkeypatch: Any) -> None:
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS[:2]]
+    with plain_llm(TARGET, max_num_seqs=1) as llm:
+        wanted = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
+        forward, num_passes = TARGET.decoder.forward, 0
+
+        def third_breaks(*args: Any, **kwargs: Any) -> Any:
+            nonlocal num_passes
+            num_passes += 1
+            return _raise() if num_passes == 3 else forward(*args, **kwargs)
+
+        monkeypatch.setattr(TARGET.decoder, "forward", third_breaks)
+        first, second = (llm.stream(prompt, GREEDY) for prompt in prompts)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            first.drain()
+        assert second.drain().outputs[0].token_ids == wanted
+        state = llm.state()
+    assert (state.num_failed_steps, state.last_error) == (1, "RuntimeError")
+    assert "memory" not in str(state)
+
+
 def _raise(*_: object) -> None:
     raise RuntimeError("out of memory")
 

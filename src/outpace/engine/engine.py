@@ -10,7 +10,7 @@ import numpy as np
 from outpace.control.decisions import DecisionLog
 from outpace.drafters.base import Drafter
 from outpace.engine.drafting import GuardedDrafter
-from outpace.engine.metrics import EngineMetrics
+from outpace.engine.metrics import EngineMetrics, EngineState
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Scheduler
 from outpace.models.tokenizer import Tokenizer
@@ -109,12 +109,25 @@ class Engine:
         events = [self.cancel(request) for request in self._scheduler.requests]
         return [event for event in events if event is not None]
 
-    def fail_all(self, error: Exception) -> list[Event]:
-        """End every request with an error: after a step that raised, none can go on."""
-        requests = self._scheduler.requests
+    def fail_running(self, error: Exception) -> list[Event]:
+        """End the requests that run with an error: after a step that raised, none can go on. Those
+        that wait were no part of it; without any that run, one of them must have been."""
+        requests = self._scheduler.running or self._scheduler.requests
         events = [_failed(request, error) for request in requests]
         self._finish(requests, events)
         return events
+
+    def state(self) -> EngineState:
+        """What is going on. May be asked from any thread, and is approximate then."""
+        num_running, num_waiting = self._scheduler.counts
+        cache = self._target.cache
+        return EngineState(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_rows=cache.num_rows,
+            num_cached_tokens=cache.num_open_tokens,
+            cache_capacity_tokens=cache.num_rows * cache.capacity,
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError if anything is held for requests that have ended."""
@@ -183,14 +196,18 @@ class Engine:
         kept = verdict.trimmed(length)
         request.seq.tokens.extend(kept.token_ids)
         request.stats.record(draft, kept)
+        self.metrics.speculation.record(draft, kept)
         if request.first_token_at is None and length:
             request.first_token_at = time.perf_counter()
         own = length - kept.num_accepted
+        kinds = ("accepted",) * kept.num_accepted + (_kind_of_own(draft, kept),) * own
         event = Event(
             seq_id=request.seq.seq_id,
             token_ids=kept.token_ids,
             text=request.fold.take_delta(),
             origins=(draft.origin,) * kept.num_accepted + ("",) * own,
+            kinds=kinds,
+            drafted=draft.token_ids[: draft.num_verified],
             logprobs=tuple(logprobs[:length]) if logprobs else None,
             finish_reason=request.fold.finish_reason,
             index=request.seq.choice,
@@ -234,6 +251,14 @@ class Engine:
         times = StepTimes(drafted - started, scored - drafted, time.perf_counter() - started)
         self.metrics.add(times)
         self._drafter.timed(times)
+
+
+def _kind_of_own(draft: Draft, verdict: Verdict) -> str:
+    """How the target came to choose the last token of a verdict; see `Event`."""
+    if not draft.num_verified:
+        return "plain"
+    newest = verdict.accepted_nodes[-1] if verdict.num_accepted else -1
+    return "recovered" if draft.children()[newest + 1] else "bonus"
 
 
 def _failed(request: Request, error: Exception) -> Event:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from functools import cached_property
@@ -15,28 +14,20 @@ import torch
 
 from outpace.control.decisions import DecisionLog
 from outpace.engine.defaults import check_generation_config, default_sampling_params
-from outpace.engine.fold import OutputFold
-from outpace.engine.inputs import (
-    Message,
-    Prompt,
-    split_salt,
-    to_conversations,
-    to_prompts,
-    to_token_ids,
-)
+from outpace.engine.inputs import Message, Prompt, to_conversations, to_prompts
 from outpace.engine.loop import EngineLoop
-from outpace.engine.metrics import EngineMetrics
-from outpace.engine.parameters import bad_words_ids, check_for_model
-from outpace.engine.request import Request, RequestGroup
+from outpace.engine.metrics import EngineMetrics, EngineState
+from outpace.engine.offered import OfferedMethods
+from outpace.engine.preparation import Preparation
+from outpace.engine.request import RequestGroup
 from outpace.engine.setup import EngineOptions, set_up
 from outpace.engine.speculative_config import parse_speculative_config
 from outpace.engine.stream import AsyncStream, Stream
-from outpace.errors import ContextLengthError, OptionError
+from outpace.errors import OptionError
 from outpace.models.load import LoadedModel
 from outpace.models.threads import in_own_thread
 from outpace.outputs import RequestOutput
 from outpace.params import SamplingParams, refuse_unknown
-from outpace.types import Sequence
 
 
 class LLM:
@@ -120,7 +111,9 @@ class LLM:
             num_speculative_tokens=num_speculative_tokens,
         )
         self.method = speculation.method
-        self._num_speculative_tokens = speculation.options.num_speculative_tokens
+        self.methods = OfferedMethods(
+            self.method, {self.method: speculation.options.num_speculative_tokens}
+        )
         self._lossy = speculation.lossy
         self._generation_config = generation_config
 
@@ -130,7 +123,9 @@ class LLM:
         self._engine, self._target = setup.engine, setup.target
         self.max_model_len = setup.max_model_len
         self._loop = EngineLoop(self._engine)
-        self._ids = itertools.count()
+        self._preparation = Preparation(
+            setup.target, setup.max_model_len, self.methods, lossy=self.lossy
+        )
 
     @property
     def tokenizer(self) -> Any:
@@ -179,7 +174,7 @@ class LLM:
         prompts: str | Mapping[str, Any] | List[str | Mapping[str, Any]],
         sampling_params: SamplingParams | List[SamplingParams] | None = None,
         *,
-        speculative: bool = True,
+        speculative: bool | Mapping[str, Any] = True,
     ) -> list[RequestOutput]:
         """Complete prompts: strings, or `{"prompt_token_ids": [...]}`; one output for each.
 
@@ -188,8 +183,9 @@ class LLM:
         depends on it; how soon it comes may.
 
         sampling_params: one for all, or one per prompt; None takes
-        `get_default_sampling_params()`. speculative=False decodes these requests plainly. All
-        prompts are checked before the first is run.
+        `get_default_sampling_params()`. speculative=False decodes these requests plainly, and
+        `{"method": ..., "num_speculative_tokens": ...}` chooses among what this engine has
+        (`methods`). All prompts are checked before the first is run.
 
         With n > 1 an output holds n answers. Unseeded they are independent draws; with a seed,
         answer i is the same whatever n is; greedy ones are all equal. The prompt is fed once.
@@ -201,7 +197,7 @@ class LLM:
         messages: Mapping[str, Any] | List[Message] | List[List[Message]],
         sampling_params: SamplingParams | List[SamplingParams] | None = None,
         *,
-        speculative: bool = True,
+        speculative: bool | Mapping[str, Any] = True,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several, using the model's chat template.
 
@@ -216,22 +212,45 @@ class LLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
-        speculative: bool = True,
+        speculative: bool | Mapping[str, Any] = True,
     ) -> Stream:
         """Generate for one prompt (or conversation), event by event; with n > 1 each event says
         by its index which answer it belongs to."""
-        return Stream(self._loop, self._request(prompt, sampling_params, speculative))
+        return Stream(self._loop, self.prepare(prompt, sampling_params, speculative=speculative))
 
     def astream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
-        speculative: bool = True,
+        speculative: bool | Mapping[str, Any] = True,
     ) -> AsyncStream:
         """Like `stream`, for `async for`. Closing it, or cancelling its task, cancels the
         request. Must be called with an event loop running."""
-        return AsyncStream(self._loop, self._request(prompt, sampling_params, speculative))
+        return self.submit(self.prepare(prompt, sampling_params, speculative=speculative))
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        speculative: bool | Mapping[str, Any] = True,
+    ) -> RequestGroup:
+        """Check one prompt (or conversation) and its parameters without starting anything.
+
+        What takes long before the engine sees a request happens here (tokenising a long prompt,
+        compiling a grammar), so a server calls it in a thread of its own, then `submit`.
+        """
+        params = self._default_sampling_params if sampling_params is None else sampling_params
+        return self._preparation.prepare(prompt, params, speculative)
+
+    def submit(self, group: RequestGroup) -> AsyncStream:
+        """Start what `prepare` returned, once. Must be called with an event loop running."""
+        return AsyncStream(self._loop, group)
+
+    def state(self) -> EngineState:
+        """What the engine does at this moment, seen from outside: approximate while it runs."""
+        return self._loop.state()
 
     def close(self) -> None:
         """Cancel what runs and free the engine's thread."""
@@ -252,7 +271,7 @@ class LLM:
         self,
         prompts: List[Prompt],
         sampling_params: SamplingParams | List[SamplingParams] | None,
-        speculative: bool,
+        speculative: bool | Mapping[str, Any],
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             each = [sampling_params] * len(prompts)
@@ -264,7 +283,7 @@ class LLM:
             if len(each) != len(prompts):
                 raise OptionError(f"{len(prompts)} prompts, but {len(each)} sampling_params")
         requests = [
-            self._request(prompt, params, speculative)
+            self.prepare(prompt, params, speculative=speculative)
             for prompt, params in zip(prompts, each, strict=True)
         ]
         streams = [Stream(self._loop, request) for request in requests]
@@ -273,58 +292,6 @@ class LLM:
         finally:
             for stream in streams:
                 stream.close()
-
-    def _request(
-        self, prompt: Prompt, params: SamplingParams | None, speculative: bool
-    ) -> RequestGroup:
-        """Check a prompt and its parameters and make requests of them, without starting any."""
-        params = self._default_sampling_params if params is None else params
-        if not isinstance(params, SamplingParams):
-            given = type(params).__name__
-            raise OptionError(f"sampling_params must be SamplingParams, got {given}")
-        tokenizer, vocab_size = self._target.tokenizer, self._target.decoder.num_logits
-        check_for_model(params, tokenizer.end_token_ids, vocab_size)
-        salt, prompt = split_salt(prompt)
-        text, token_ids = to_token_ids(prompt, tokenizer, vocab_size)
-        if len(token_ids) >= self.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer in a "
-                f"context of {self.max_model_len}; shorten it or raise max_model_len (the model "
-                f"allows {self._target.max_len})"
-            )
-        bad_words = bad_words_ids(params.bad_words, tokenizer)
-        requests = [
-            self._answer(
-                Sequence(
-                    seq_id=next(self._ids),
-                    tokens=list(token_ids),
-                    num_prompt=len(token_ids),
-                    params=params,
-                    end_token_ids=tokenizer.end_token_ids,
-                    choice=choice,
-                    bad_words_ids=bad_words,
-                    cache_salt=salt,
-                ),
-                self._num_speculative_tokens if speculative else 0,
-            )
-            for choice in range(params.n)
-        ]
-        lossy = self.lossy if speculative and not params.is_greedy else None
-        return RequestGroup(str(requests[0].seq.seq_id), text, requests, lossy)
-
-    def _answer(self, seq: Sequence, draft_limit: int) -> Request:
-        """The request for one answer; it is finished already if there is nothing to run."""
-        params = seq.params
-        room = self.max_model_len - seq.num_prompt
-        max_new = room if params.max_tokens is None else min(params.max_tokens, room)
-        seq.max_len = seq.num_prompt + max_new
-        fold = OutputFold(self._target.tokenizer, params, seq.end_token_ids, max(max_new, 1))
-        is_scored = params.prompt_logprobs is not None and seq.choice == 0
-        if max_new == 0 and not is_scored:
-            fold.finish("length")
-        return Request(
-            seq, fold, max_new, draft_limit, prompt_logprobs=[None] if is_scored else None
-        )
 
 
 def _refuse_what_we_do_not_do(tensor_parallel_size: int, trust_remote_code: bool) -> None:

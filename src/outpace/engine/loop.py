@@ -9,10 +9,12 @@ import queue
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as List
+from dataclasses import replace
 
 import torch
 
 from outpace.engine.engine import Engine
+from outpace.engine.metrics import EngineState
 from outpace.engine.request import Request
 from outpace.errors import OutpaceError
 from outpace.outputs import Event
@@ -36,6 +38,8 @@ class EngineLoop:
         self._lock = threading.Lock()
         self._closed = False
         self._fault: Exception | None = None
+        self._num_failed_steps = 0
+        self._last_error: str | None = None
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
         self._thread.start()
@@ -81,6 +85,15 @@ class EngineLoop:
                 "say): the engine would wait for itself; use another LLM there"
             )
 
+    def state(self) -> EngineState:
+        """What is going on; may be asked at any time, and is approximate while a step runs."""
+        return replace(
+            self._engine.state(),
+            num_failed_steps=self._num_failed_steps,
+            last_error=self._last_error,
+            is_alive=self._thread.is_alive() and not self._closed,
+        )
+
     def close(self) -> None:
         """Cancel what runs and stop the thread. Safe to call twice.
 
@@ -114,7 +127,9 @@ class EngineLoop:
             return self._engine.step()
         except Exception as error:
             logger.exception("a step failed; the requests that were running end with its error")
-            return self._engine.fail_all(error)
+            self._num_failed_steps += 1
+            self._last_error = type(error).__name__
+            return self._engine.fail_running(error)
 
     def _obey_commands(self) -> bool:
         """Carry out waiting commands; without work, wait for one. False when told to stop."""

@@ -60,6 +60,15 @@ class Scheduler:
         """All unfinished requests, running ones first."""
         return [*self._running, *self._waiting]
 
+    @property
+    def running(self) -> list[Request]:
+        return list(self._running)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many requests run, and how many wait."""
+        return len(self._running), len(self._waiting)
+
     def add(self, request: Request) -> None:
         self._waiting.append(request)
 
