@@ -105,8 +105,8 @@ def ids_compared(runs: Sequence[Run], reference: Sequence[Run]) -> Row:
     }
 
 
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Index of the first differing token; None if the lists are equal."""
+def first_difference(left: Sequence[object], right: Sequence[object]) -> int | None:
+    """Index of the first differing token (or character); None if the lists are equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

@@ -22,9 +22,10 @@ class Logprob:
 class SpeculationStats:
     """Counters of one request (or summed over many).
 
-    num_steps: target passes that produced output. num_draft_tokens: draft tokens verified.
-    num_accepted_tokens: those of them that were emitted. drafted_per_position and
-    accepted_per_position: the same two by position in the draft, of a tree by depth.
+    num_steps: target passes that produced output. num_drafts: those of them that verified a draft.
+    num_draft_tokens: draft tokens verified. num_accepted_tokens: those of them that were emitted.
+    drafted_per_position and accepted_per_position: the same two by position in the draft, of a tree
+    by depth.
     reached_per_position: drafts that went on at the position after all accepted before it.
     num_output_tokens: all emitted tokens. num_probe_tokens: probes, nodes that were only evaluated;
     not among the draft tokens.
@@ -33,6 +34,7 @@ class SpeculationStats:
 
     num_steps: int = 0
     num_output_tokens: int = 0
+    num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_probe_tokens: int = 0
@@ -59,9 +61,12 @@ class SpeculationStats:
 
     def record(self, draft: Draft, verdict: Verdict) -> None:
         """Count one verified draft and its (trimmed) verdict."""
-        num_accepted = verdict.num_accepted
         self.num_steps += 1
         self.num_output_tokens += len(verdict.token_ids)
+        if not draft.token_ids:
+            return
+        num_accepted = verdict.num_accepted
+        self.num_drafts += draft.num_verified > 0
         self.num_draft_tokens += draft.num_verified
         self.num_probe_tokens += draft.num_probes
         self.num_accepted_tokens += num_accepted

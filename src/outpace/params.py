@@ -26,7 +26,8 @@ class LogitsProcessor(Protocol):
         position may be one that is only drafted: then `output_token_ids` ends with the draft
         tokens before it, which may yet be rejected. Lists are the processor's own.
     logits: [V] float32 (float64 for a float64 model), already changed by the request's other
-        parameters except temperature and the filters after it. May be changed in place.
+        parameters except `structured_outputs`, temperature and the filters after it. May be changed
+        in place.
 
     Returns the logits to use, [V]; -inf forbids a token, and one at least must stay possible.
     It must be a pure function of its arguments: positions are asked about in any order, some
@@ -36,6 +37,81 @@ class LogitsProcessor(Protocol):
     def __call__(
         self, prompt_token_ids: list[int], output_token_ids: list[int], logits: torch.Tensor, /
     ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What an answer must be a word of: exactly one of the first five. Names follow vLLM.
+
+    json: a JSON schema, as a mapping or as text.
+    regex: a regular expression that matches the whole answer.
+    choice: texts, one of which the answer is.
+    grammar: a context-free grammar in Lark's syntax (it begins at `start`) or GBNF (at `root`).
+    json_object: any JSON object.
+    disable_any_whitespace: JSON without spaces and line breaks between its parts. What may come
+        then follows from the schema more often, and less is left to the model.
+
+    A model that reaches max_tokens before the end leaves the beginning of such a word.
+    Raises OptionError for none or several of them, and for values of another kind. Whether a schema
+    or an expression can be used shows when it is compiled for a model.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+
+    def __new__(cls, *_: object, **values: object) -> StructuredOutputsParams:
+        refuse_unknown("structured_outputs key", values, [f.name for f in fields(cls)])
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        if self.json_object not in (None, True, False):
+            raise OptionError(f"json_object must be true or false, got {self.json_object!r:.80}")
+        if not isinstance(self.disable_any_whitespace, bool):
+            given = self.disable_any_whitespace
+            raise OptionError(f"disable_any_whitespace must be true or false, got {given!r:.80}")
+        given_kinds = [kind for kind in STRUCTURES if getattr(self, kind) not in (None, False)]
+        if len(given_kinds) != 1:
+            raise OptionError(
+                f"structured_outputs takes exactly one of {', '.join(STRUCTURES)}, got "
+                f"{' and '.join(given_kinds) or 'none'}"
+            )
+        self._check_value()
+        if self.disable_any_whitespace and self.kind not in ("json", "json_object"):
+            raise OptionError(
+                f"disable_any_whitespace is about JSON and has no meaning for {self.kind}"
+            )
+
+    def _check_value(self) -> None:
+        value = getattr(self, self.kind)
+        if self.kind == "json" and not isinstance(value, str | Mapping):
+            raise OptionError(f"json must be a JSON schema, a mapping or text, got {value!r:.80}")
+        if self.kind in ("regex", "grammar") and not isinstance(value, str):
+            raise OptionError(f"{self.kind} must be text, got {value!r:.80}")
+        if self.kind == "choice":
+            object.__setattr__(self, "choice", _as_tuple("choice", value))
+            if not self.choice:
+                raise OptionError("choice is empty: no answer would be possible")
+            for text in self.choice:
+                if not isinstance(text, str) or not text:
+                    raise OptionError(f"choice must hold non-empty strings, got {text!r:.80}")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StructuredOutputsParams:
+        """Build from a mapping; an unknown key is an error that names the known ones."""
+        refuse_unknown("structured_outputs key", values, [f.name for f in fields(cls)])
+        return cls(**values)
+
+    @property
+    def kind(self) -> str:
+        """Which of `STRUCTURES` was asked for."""
+        return next(kind for kind in STRUCTURES if getattr(self, kind) not in (None, False))
+
+
+STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +129,8 @@ class SamplingParams:
     bad_words: texts that no output token may complete, written with or without a leading space.
     min_tokens: end tokens and stop_token_ids cannot come before this many output tokens.
     logits_processors: further changes of the logits, in order; see `LogitsProcessor`.
+    structured_outputs: what the answer must be a word of, a `StructuredOutputsParams` or a mapping
+        with its fields: a JSON schema, a regular expression, a list of choices or a grammar.
     temperature: divides the logits; 0 means greedy.
     top_k: keep the k most probable tokens; 0 or -1 keeps all.
     top_p: keep the smallest set of most probable tokens whose mass reaches top_p.
@@ -84,6 +162,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] | list[str] = ()
     min_tokens: int = 0
     logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] = ()
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -127,6 +206,7 @@ class SamplingParams:
             if not callable(processor):
                 raise OptionError(f"logits_processors must hold functions, got {processor!r:.80}")
         self._check_token_choice()
+        self._check_structure()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
@@ -142,6 +222,23 @@ class SamplingParams:
                 _check_integer("allowed_token_ids", token_id, 0)
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+
+    def _check_structure(self) -> None:
+        asked = self.structured_outputs
+        if asked is None:
+            return
+        if isinstance(asked, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputsParams.from_dict(asked))
+        elif not isinstance(asked, StructuredOutputsParams):
+            raise OptionError(
+                "structured_outputs must be StructuredOutputsParams or a mapping with its fields, "
+                f"got {asked!r:.80}"
+            )
+        if self.ignore_eos:
+            raise OptionError(
+                "ignore_eos=True cannot be combined with structured_outputs: the model's end token "
+                "is what may follow a complete answer; leave ignore_eos out"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:

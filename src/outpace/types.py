@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from outpace.grammar import GrammarState
+
 
 class Status(Enum):
     WAITING = "waiting"
@@ -34,6 +36,8 @@ class Sequence:
     cache_salt: requests share what is remembered of others' text (cached prefixes, a drafter's
         stores) only with requests of the same salt.
     method: the drafting method it asked for; "" means the engine's own.
+    grammar: what `params.structured_outputs` allows at each position of this answer, if it is asked
+        for; follows the tokens by itself.
     """
 
     seq_id: int
@@ -46,6 +50,7 @@ class Sequence:
     max_len: int | None = None
     cache_salt: str = ""
     method: str = ""
+    grammar: GrammarState | None = None
     status: Status = Status.WAITING
 
     @property
@@ -268,6 +273,17 @@ class Scores:
     hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
     prompt_rows: list[slice] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+
+    def only(self, places: Collection[int]) -> Scores:
+        """Those of some sequences, given by their places in the batch; no array is copied."""
+        return Scores(
+            self.values,
+            [self.rows[i] for i in places],
+            [self.fed[i] for i in places],
+            self.hidden,
+            [self.prompt_rows[i] for i in places],
+            [self.starts[i] for i in places],
+        )
 
     @property
     def logits(self) -> torch.Tensor:

@@ -17,7 +17,8 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "files": {"errors"},
     "params": {"errors"},
-    "types": {"errors", "params"},
+    "grammar": {"errors", "params"},
+    "types": {"errors", "params", "grammar"},
     "outputs": {"errors", "params", "types"},
     "sampling": {"errors", "params", "types"},
     "verification": {"errors", "params", "types", "sampling"},
@@ -30,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["control"] = {*ALLOWED["runner"], "runner"}
 ALLOWED["drafters"] = {*ALLOWED["runner"], "sampling", "verification", "runner", "heads", "control"}
-ALLOWED["engine"] = {*ALLOWED["drafters"], "drafters", "outputs"}
+ALLOWED["engine"] = {*ALLOWED["drafters"], "drafters", "outputs", "grammar"}
 ALLOWED["speculative"] = {"errors", "params", "types", "sampling", "verification"}
 _TOP = {*ALLOWED["engine"], "engine", "speculative", "__init__"}
 ALLOWED |= {room: set(_TOP) for room in ("serving", "measure", "integrations", "cli", "__init__")}

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from outpace.cli.answers import Answer, run_request
-from outpace.cli.options import check_stdin, engine_options, open_llm
+from outpace.cli.chat_local import LocalModel, Partner, Reply
+from outpace.cli.options import check_stdin, engine_options, flag_of, open_llm
 from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError, OutpaceError
-from outpace.outputs import Event
 from outpace.params import SamplingParams
 
-if TYPE_CHECKING:
-    from outpace import LLM
-
-ACCEPTED_COLOUR = "cyan"
 # A conversation has one answer a turn, and shows its text alone.
 NOT_IN_A_CHAT = ("n", "logprobs", "prompt_logprobs")
 HELP = """\
@@ -39,7 +36,7 @@ class Conversation:
 
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Reply] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reset()
@@ -48,7 +45,7 @@ class Conversation:
         self.messages = [] if self.system is None else [_message("system", self.system)]
 
     def stats_line(self) -> str:
-        stats = [answer.output.stats for answer in self.answers]
+        stats = [answer.stats for answer in self.answers]
         num_steps = sum(s.num_steps for s in stats)
         num_output = sum(s.num_output_tokens for s in stats)
         length = num_output / num_steps if num_steps else 0.0
@@ -65,38 +62,63 @@ class Conversation:
 
 @click.command()
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
+@click.option("--url", metavar="URL", help="Talk with the model of a running `outpace serve`.")
+@click.option(
+    "--api-key",
+    envvar="OUTPACE_API_KEY",
+    help="With --url: the server's key.  [default: $OUTPACE_API_KEY, which `ps` does not show]",
+)
 @sampling_options(NOT_IN_A_CHAT)
 @engine_options
-def chat(system: str | None, **values: Any) -> int:
+def chat(system: str | None, url: str | None, api_key: str | None, **values: Any) -> int:
     """Talk with a model. Lines starting with / are commands; /help lists them.
 
     With standard input from a pipe each line is one message.
     """
     params = build_sampling(values, NOT_IN_A_CHAT)
     check_stdin()
+    if url is not None:
+        return _converse(_server(url, api_key, values), Conversation(system), params)
+    with open_llm(values) as llm:
+        return _converse(LocalModel(llm), Conversation(system), params)
+
+
+def _server(url: str, api_key: str | None, values: dict[str, Any]) -> Partner:
+    """The server at `url`. Raises OptionError for options that are its own to decide."""
+    from outpace.cli.chat_remote import RemoteModel
+
+    source_of = click.get_current_context().get_parameter_source
+    given = {name for name in values if source_of(name) is not ParameterSource.DEFAULT}
+    per_request = {"method", "num_speculative_tokens"}
+    sampling = {field.name for field in dataclasses.fields(SamplingParams)}
+    others = sorted(given - per_request - sampling - {"model"})
+    if others:
+        flags = ", ".join(flag_of(name) for name in others)
+        raise OptionError(
+            f"{flags} concerns a model in this process; the server at --url has its own"
+        )
+    speculation = {name: values[name] for name in sorted(per_request & given)}
+    model = values["model"] if "model" in given else None
+    return RemoteModel(url, api_key=api_key, model=model, speculation=speculation)
+
+
+def _converse(partner: Partner, conversation: Conversation, params: SamplingParams) -> int:
+    """Answer line after line; returns the exit status."""
     is_terminal = sys.stdin.isatty()
     num_failed = 0
-    with open_llm(values) as llm:
-        conversation = Conversation(system)
-        if is_terminal:
-            click.echo(banner(llm), err=True)
-        if llm.lossy and not params.is_greedy:
-            click.echo(f"LOSSY: {llm.lossy} changes what the model says.", err=True)
-        for line in _read_lines():
-            if line.startswith("/"):
-                if not _run_command(line, conversation):
-                    break
-            elif line:
-                num_failed += not _answer(llm, conversation, line, params)
+    if is_terminal:
+        click.echo(partner.banner(), err=True)
+    notice = partner.notice(params)
+    if notice is not None:
+        click.echo(notice, err=True)
+    for line in _read_lines():
+        if line.startswith("/"):
+            if not _run_command(line, conversation):
+                break
+        elif line:
+            num_failed += not _answer(partner, conversation, line, params)
     # A script must learn that an answer is missing; a person has seen the message.
     return 1 if num_failed and not is_terminal else 0
-
-
-def banner(llm: LLM) -> str:
-    """The line a terminal shows first."""
-    colours = f" Accepted draft tokens look {click.style('like this', fg=ACCEPTED_COLOUR)}."
-    shown = "" if llm.method == "none" else colours
-    return f"{llm.model_name}, method {llm.method}.{shown} /help lists the commands."
 
 
 def _run_command(line: str, conversation: Conversation) -> bool:
@@ -116,42 +138,25 @@ def _run_command(line: str, conversation: Conversation) -> bool:
     return True
 
 
-def _answer(llm: LLM, conversation: Conversation, text: str, params: SamplingParams) -> bool:
+def _answer(
+    partner: Partner, conversation: Conversation, text: str, params: SamplingParams
+) -> bool:
     """Stream one answer; False where there is none, and the history is as it was."""
     messages = [*conversation.messages, _message("user", text)]
-    shown: list[str] = []
 
-    def show(event: Event) -> None:
-        shown.append(event.text)
-        click.echo(styled(llm, event), nl=False)
+    def show(piece: str) -> None:
+        click.echo(piece, nl=False)
 
     try:
         with _interrupt_flag() as interrupted:
-            answer = run_request(llm, messages, params, show=show, stopped=interrupted.is_set)
+            reply = partner.answer(messages, params, show, interrupted.is_set)
     except OutpaceError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         return False
     click.echo("  (stopped)" if interrupted.is_set() else "")
-    conversation.messages = [*messages, _message("assistant", "".join(shown))]
-    conversation.answers.append(answer)
+    conversation.messages = [*messages, _message("assistant", reply.text)]
+    conversation.answers.append(reply)
     return True
-
-
-def styled(llm: LLM, event: Event) -> str:
-    """The event's text with accepted draft tokens in another colour.
-
-    Text is coloured token by token where the tokens' own texts make up the event's text.
-    Where they do not (a character or a stop string in the making) one colour serves for all.
-    """
-    if not any(event.origins):
-        return event.text
-    pieces = [llm.tokenizer.decode([i], skip_special_tokens=True) for i in event.token_ids]
-    if len(pieces) != len(event.origins) or "".join(pieces) != event.text:
-        return click.style(event.text, fg=ACCEPTED_COLOUR)
-    return "".join(
-        click.style(piece, fg=ACCEPTED_COLOUR) if origin else piece
-        for piece, origin in zip(pieces, event.origins, strict=True)
-    )
 
 
 def _read_lines() -> Iterator[str]:

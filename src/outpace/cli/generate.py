@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,12 @@ from outpace.cli.answers import (
 from outpace.cli.compare import compare_methods, comparison_json, show_comparison
 from outpace.cli.explain import decisions_json, decisions_of, show_on_stderr
 from outpace.cli.options import check_stdin, engine_options, open_llm
-from outpace.cli.sampling import build_sampling, sampling_options
+from outpace.cli.sampling import (
+    build_sampling,
+    sampling_options,
+    structured_options,
+    structured_outputs,
+)
 from outpace.errors import OptionError
 from outpace.outputs import Event
 from outpace.params import SamplingParams
@@ -52,6 +58,7 @@ if TYPE_CHECKING:
     help="Say what auto decided, what it expected, and what came of it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@structured_options
 @sampling_options()
 @engine_options
 def generate(
@@ -72,7 +79,7 @@ def generate(
         raise click.UsageError("--repeats only has a meaning with --compare.")
     text = read_prompt(prompt, prompt_file)
     request: Prompt = text if raw else [{"role": "user", "content": text}]
-    params = build_sampling(values)
+    params = replace(build_sampling(values), structured_outputs=structured_outputs(values))
     with open_llm(values) as llm:
         log = decisions_of(llm) if explain else None
         found: dict[str, Any] = {}

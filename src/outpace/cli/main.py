@@ -22,6 +22,7 @@ EXIT_INTERRUPTED = 130
 COMMANDS = {
     "generate": ("outpace.cli.generate:generate", "Answer one prompt, or compare two ways of it."),
     "chat": ("outpace.cli.chat:chat", "Talk with a model; accepted draft tokens are coloured."),
+    "serve": ("outpace.cli.serve:serve", "Answer OpenAI's clients over HTTP; a page shows how."),
     "models": ("outpace.cli.models:models", "List, fetch and describe models."),
     "train": ("outpace.cli.train:train", "Make a draft that fits a model, from prompts."),
     "evaluate-draft": (

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -133,8 +133,11 @@ def check_stdin() -> None:
         raise OptionError("standard input is closed; connect a terminal, a file or a pipe to it")
 
 
-def open_llm(values: dict[str, Any]) -> LLM:
-    """Load the model that the options name, showing how far a download or packing is."""
+def open_llm(values: dict[str, Any], request_methods: Sequence[str] = ()) -> LLM:
+    """Load the model that the options name, showing how far a download or packing is.
+
+    request_methods: methods besides the engine's own that its requests may name.
+    """
     config = build_speculative_config(values)
 
     from outpace import LLM
@@ -144,6 +147,7 @@ def open_llm(values: dict[str, Any]) -> LLM:
         return LLM(
             values["model"],
             speculative_config=config,
+            request_methods=request_methods,
             dtype=values["dtype"],
             model_impl=values["model_impl"],
             kv_cache_dtype=values["kv_cache_dtype"],
@@ -151,7 +155,7 @@ def open_llm(values: dict[str, Any]) -> LLM:
             threads=values["threads"],
             max_model_len=values["max_model_len"],
             device=values["device"],
-            max_num_seqs=values.get("n") or 1,
+            max_num_seqs=values.get("max_num_seqs") or values.get("n") or 1,
             progress=progress,
         )
 

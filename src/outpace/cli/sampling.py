@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import click
 
 from outpace.cli.options import flag_of, help_from_docstring, option_of
 from outpace.errors import OptionError
-from outpace.params import SamplingParams
+from outpace.params import SamplingParams, StructuredOutputsParams
 
 # Where the command line differs from the library: an answer to read, the same at every run.
 DEFAULTS = {"max_tokens": 256, "temperature": 0.0}
-# Functions, which only a program can give.
-_PYTHON_ONLY = ("logits_processors",)
+# Functions, which only a program can give, and what has options of its own (`structured_options`).
+_NOT_DERIVED = ("logits_processors", "structured_outputs")
 
 
 class _TokenBias(click.ParamType):  # type: ignore[type-arg]
@@ -54,6 +55,66 @@ def sampling_options(left_out: Collection[str] = ()) -> Callable[[Any], Any]:
     return decorate
 
 
+class _TextOrFile(click.ParamType):  # type: ignore[type-arg]
+    """A text as it is, or @FILE for what stands in a file. only_file: @FILE alone."""
+
+    def __init__(self, *, only_file: bool = False) -> None:
+        self._only_file = only_file
+        self.name = "@FILE" if only_file else "TEXT|@FILE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value)
+        if not text.startswith("@"):
+            if self._only_file:
+                self.fail(f"{text!r:.80} is not @FILE, a file's name after an @", param, ctx)
+            return text
+        try:
+            return Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            return self.fail(f"{text[1:]} cannot be read: {error}", param, ctx)
+
+
+def structured_options(function: Any) -> Any:
+    """Add the options that say what an answer must be a word of; see `structured_outputs`."""
+    options = (
+        click.option(
+            "--json-schema", type=_TextOrFile(), help="A JSON schema that the answer keeps to."
+        ),
+        click.option(
+            "--regex", metavar="TEXT", help="A regular expression that matches the whole answer."
+        ),
+        click.option(
+            "--choice",
+            multiple=True,
+            metavar="TEXT",
+            help="A text that may be the answer; give one option for each.",
+        ),
+        click.option(
+            "--grammar",
+            type=_TextOrFile(only_file=True),
+            help="A grammar that the answer keeps to, in Lark's syntax or GBNF.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def structured_outputs(values: dict[str, Any]) -> StructuredOutputsParams | None:
+    """From the options of `structured_options`; None if none was given. Raises UsageError for
+    several."""
+    kinds = {
+        "--json-schema": ("json", values["json_schema"]),
+        "--regex": ("regex", values["regex"]),
+        "--choice": ("choice", values["choice"] or None),
+        "--grammar": ("grammar", values["grammar"]),
+    }
+    given = {flag: pair for flag, pair in kinds.items() if pair[1] is not None}
+    if len(given) > 1:
+        raise click.UsageError(f"Give one of {' and '.join(given)}.")
+    return StructuredOutputsParams.from_dict(dict(given.values())) if given else None
+
+
 def build_sampling(values: dict[str, Any], left_out: Collection[str] = ()) -> SamplingParams:
     """SamplingParams from the options given; raises OptionError for values out of range."""
     given = {
@@ -67,7 +128,7 @@ def build_sampling(values: dict[str, Any], left_out: Collection[str] = ()) -> Sa
 
 
 def _fields(left_out: Collection[str]) -> list[dataclasses.Field[Any]]:
-    hidden = {*left_out, *_PYTHON_ONLY}
+    hidden = {*left_out, *_NOT_DERIVED}
     return [field for field in dataclasses.fields(SamplingParams) if field.name not in hidden]
 
 

@@ -100,12 +100,15 @@ NOTHING_MADE = _Made(NONE, NO_DRAFT, NO_DRAFT)
 class _Step:
     """A step between its passes and the engine's account of the time it took.
 
-    feeds_prompts: its time says nothing of others then.
+    plan: what was decided; None where nothing was asked. feeds_prompts, reads_prompts: the target
+    was fed prompts, the trained drafter read some; its time says nothing of others then.
     """
 
+    plan: Plan | None
     shape: PassShape
     regime: str
     feeds_prompts: bool
+    reads_prompts: bool
     num_tokens: int
     requests: list[RequestRecord]
 
@@ -159,7 +162,7 @@ class AutoDrafter(Drafter):
         self._step: _Step | None = None
         self._is_ready: dict[int, bool] = {}  # whether the trained drafter can have features
         self._caught_up: set[int] = set()  # sequences that the trained drafter was asked about
-        self._read_prompts = False  # whether it read whole prompts in this step, once for each
+        self._reads_prompts = False  # whether it read whole prompts in this step, once for each
         self._newest_regime = REGIMES[0]
         self._price = 0.0  # tokens that a row of the last step had to be worth
 
@@ -174,6 +177,7 @@ class AutoDrafter(Drafter):
                 learner.open(seq.seq_id, _regime(seq))
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+        self._settle_untimed()
         if self._stretches.is_plain and not self._any_copies(seqs):
             self._plan = self._stretches.plan(len(seqs), _context(seqs))
             for seq in seqs:
@@ -262,8 +266,8 @@ class AutoDrafter(Drafter):
         started = perf_counter()
         made = self._trained.propose([seqs[i] for i in asked], lengths)
         seq_ids = {seqs[i].seq_id for i in asked}
-        self._read_prompts = not seq_ids <= self._caught_up
-        if not self._read_prompts:
+        self._reads_prompts = not seq_ids <= self._caught_up
+        if not self._reads_prompts:
             self._draft_costs.observe(len(asked), max(lengths), perf_counter() - started)
         self._caught_up |= seq_ids
         for i, draft in zip(asked, made, strict=True):
@@ -271,6 +275,7 @@ class AutoDrafter(Drafter):
         return drafts
 
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
+        self._settle_untimed()
         if self._trained is not None:
             self._trained.observe(seqs, scores, verdicts)
         requests: list[RequestRecord] = []
@@ -285,7 +290,18 @@ class AutoDrafter(Drafter):
             requests.append(
                 RequestRecord(seq.seq_id, source, len(made.draft), verdict.num_accepted)
             )
-        self._step = _step_of(seqs, scores, verdicts, requests)
+        decided, self._plan = self._plan, None
+        reads_prompts, self._reads_prompts = self._reads_prompts, False
+        num_fed = [fed.stop - fed.start for fed in scores.fed]
+        self._step = _Step(
+            plan=decided,
+            shape=PassShape(len(seqs), sum(num_fed), sum(scores.starts)),
+            regime=_common_regime(seqs),
+            feeds_prompts=num_fed != [rows.stop - rows.start for rows in scores.rows],
+            reads_prompts=reads_prompts,
+            num_tokens=sum(len(verdict.token_ids) for verdict in verdicts),
+            requests=requests,
+        )
 
     def _learn(self, seq: Sequence, made: _Made, verdict: Verdict) -> None:
         """What was said tells of the lookup's tokens too where they were not drafted."""
@@ -299,13 +315,11 @@ class AutoDrafter(Drafter):
             self._acceptance.observe(seq.seq_id, num_drafted, verdict.num_accepted, was_cut)
 
     def timed(self, times: StepTimes) -> None:
-        step, decided = self._step, self._plan
-        self._step = self._plan = None
+        step, self._step = self._step, None
         if step is None:
             return
-        shape, self._newest_regime = step.shape, step.regime
-        read_prompts, self._read_prompts = self._read_prompts, False
-        if step.feeds_prompts or read_prompts:
+        decided, shape, self._newest_regime = step.plan, step.shape, step.regime
+        if decided is None or step.feeds_prompts or step.reads_prompts:
             self._stretches.pass_by()
         else:
             was_plain = self._stretches.is_plain
@@ -329,6 +343,16 @@ class AutoDrafter(Drafter):
                 step_s=times.step_s,
             )
         )
+
+    def _settle_untimed(self) -> None:
+        """Do without the time of a step that was shared with other drafters' requests: it counts
+        as one more step, and trials are judged by what the step was expected to take."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        self._stretches.pass_by()
+        if step.plan is not None and not (step.feeds_prompts or step.reads_prompts):
+            self._judge_trials(step, step.plan.seconds)
 
     def _judge_trials(self, step: _Step, step_s: float) -> None:
         """Tell of each draft by the trained drafter whether it was worth the step."""
@@ -384,19 +408,6 @@ def _num_equal(left: List[int], right: List[int]) -> int:
     """How many tokens are the same from the first on."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
-
-
-def _step_of(
-    seqs: List[Sequence],
-    scores: Scores,
-    verdicts: List[Verdict],
-    requests: list[RequestRecord],
-) -> _Step:
-    num_fed = [fed.stop - fed.start for fed in scores.fed]
-    shape = PassShape(len(seqs), sum(num_fed), sum(scores.starts))
-    feeds_prompts = num_fed != [rows.stop - rows.start for rows in scores.rows]
-    num_tokens = sum(len(verdict.token_ids) for verdict in verdicts)
-    return _Step(shape, _common_regime(seqs), feeds_prompts, num_tokens, requests)
 
 
 def _regime(seq: Sequence) -> str:

@@ -31,6 +31,11 @@ class DrafterOptions:
     def __post_init__(self) -> None:
         check_whole_number("num_speculative_tokens", self.num_speculative_tokens, low=0)
 
+    @property
+    def draft_limit(self) -> int:
+        """Most draft tokens that a request may have per step; 0 if it is never drafted for."""
+        return self.num_speculative_tokens
+
 
 def check_whole_number(name: str, value: object, *, low: int) -> None:
     """Raise OptionError unless `value` is an int of at least `low`."""
@@ -81,7 +86,8 @@ class Drafter(ABC):
     """Guesses the next tokens of sequences.
 
     Life of a sequence here: `adopt`, then `propose` and `observe` alternate, once per step, then
-    `release`.
+    `release`. A sequence that is decoded plainly beside others is neither adopted nor proposed for.
+    Where an engine has several drafters, each is told of its own sequences only.
     A sequence is known by its `seq_id`; `tokens` only ever grows at the end between two calls,
     by the tokens committed in between, which need not be the ones proposed here.
 
@@ -144,7 +150,8 @@ class Drafter(ABC):
 
     def timed(self, times: StepTimes) -> None:  # noqa: B027 - most drafters do not care
         """Learn what the step took whose `observe` was last. Sequences that ended in it are
-        released by then."""
+        released by then. Not called for a step that held sequences of other drafters too, whose
+        time says nothing of this one."""
 
     def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
         """Take over a cached prefix: the target holds the first `length` tokens of `seq` already

@@ -28,6 +28,7 @@ class GuardedDrafter:
         """takes_trees: whether the target does; of a tree its first path is left otherwise."""
         self._drafter = drafter
         self._takes_trees = takes_trees
+        self._was_told = False  # whether it observed the newest step
 
     def capture(self, requests: List[Request]) -> List[int]:
         """Target layers whose output the drafter wants of a pass over these requests."""
@@ -39,9 +40,14 @@ class GuardedDrafter:
         return self._drafter.decisions
 
     def propose(self, requests: List[Request], budgets: List[int]) -> list[Draft]:
-        """Drafts for all requests; the drafter is asked only about those with a budget."""
-        drafts = [Draft()] * len(requests)
-        asked = [i for i, budget in enumerate(budgets) if budget > 0]
+        """Drafts for all requests. The drafter is asked only about those with a budget whose
+        grammar leaves a choice: what must come next is the draft otherwise."""
+        drafts = [_forced(*each) for each in zip(requests, budgets, strict=True)]
+        asked = [
+            i
+            for i, request in enumerate(requests)
+            if budgets[i] > 0 and not request.drafter_failed and not len(drafts[i])
+        ]
         if not asked:
             return drafts
         try:
@@ -56,22 +62,29 @@ class GuardedDrafter:
         return drafts
 
     def observe(self, requests: List[Request], scores: Scores, verdicts: List[Verdict]) -> None:
+        self._was_told = False
         if not _any_drafted(requests):
             return
         try:
             self._drafter.observe([r.seq for r in requests], scores, verdicts)
+            self._was_told = True
         except Exception as error:
             for request in requests:
                 self._turn_off(request, error)
 
     def timed(self, times: StepTimes) -> None:
+        if not self._was_told:
+            return
         try:
             self._drafter.timed(times)
         except Exception:
             logger.exception("drafter failed to learn what a step took")
 
     def adopt(self, request: Request, source: Sequence | None, length: int) -> int:
-        """From where the target must feed; see `Drafter.adopt`."""
+        """From where the target must feed; see `Drafter.adopt`. Whatever is cached will do for a
+        request that is decoded plainly, and its drafter is not asked."""
+        if not request.draft_limit:
+            return length
         try:
             usable = operator.index(self._drafter.adopt(request.seq, source, length))
             if not 0 <= usable <= length:
@@ -114,24 +127,41 @@ class GuardedDrafter:
 
     def _fitted(self, draft: Draft, request: Request) -> Draft:
         """What can be fed and used of a draft. Only where a token stands decides whether it is cut:
-        one that was drawn must never be dropped for what it is."""
+        one that was drawn must never be dropped for what it is. Tokens that were not drawn, but
+        follow from the text, are dropped from the first on that the grammar forbids."""
         if not (self._takes_trees or draft.is_chain):
             draft = draft.first_path()
-        depth = request.draft_depth
-        return draft if len(draft) <= depth else draft.no_deeper_than(depth)
+        depth, seq = request.draft_depth, request.seq
+        if len(draft) > depth:
+            draft = draft.no_deeper_than(depth)
+        if seq.grammar is not None and draft.is_chain and draft.is_deterministic:
+            num_allowed = seq.grammar.num_allowed(seq.tokens, seq.num_prompt, draft.token_ids)
+            draft = draft.shortened(num_allowed)
+        return draft
 
     def _turn_off(self, request: Request, error: Exception) -> None:
-        if request.draft_limit:
+        if not request.drafter_failed and request.draft_limit:
             name = type(self._drafter).__name__
             logger.error("drafter %s failed; the request goes on plain", name, exc_info=error)
-        request.draft_limit = 0
+        request.drafter_failed = True
+        if request.seq.grammar is None:
+            request.draft_limit = 0
         request.stats.num_drafter_errors += 1
 
 
 def _any_drafted(requests: List[Request]) -> bool:
     """Whether any of them may have drafts, now or later; what is decoded plainly costs no more than
     it would without a drafter."""
-    return any(request.draft_limit for request in requests)
+    return any(request.draft_limit and not request.drafter_failed for request in requests)
+
+
+def _forced(request: Request, budget: int) -> Draft:
+    """What must come next by the request's grammar."""
+    seq = request.seq
+    if seq.grammar is None or budget <= 0:
+        return Draft()
+    run = seq.grammar.forced(seq.tokens, seq.num_prompt)[: min(budget, request.draft_depth)]
+    return Draft(run, origin="grammar" if run else "")
 
 
 def _checked(draft: Draft, budget: int) -> Draft:
@@ -168,5 +198,7 @@ def _restore(seqs: List[Sequence], before: List[tuple[list[int], int]]) -> bool:
         if seq.tokens != tokens or seq.num_prompt != num_prompt:
             seq.tokens[:] = tokens
             seq.num_prompt = num_prompt
+            if seq.grammar is not None:
+                seq.grammar.forget()
             changed = True
     return changed

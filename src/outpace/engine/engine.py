@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 
 import numpy as np
 
 from outpace.control.decisions import DecisionLog
 from outpace.drafters.base import Drafter
-from outpace.engine.drafting import GuardedDrafter
 from outpace.engine.metrics import EngineMetrics, EngineState
 from outpace.engine.request import Request
+from outpace.engine.routing import guarded
 from outpace.engine.scheduler import Scheduler
 from outpace.models.tokenizer import Tokenizer
 from outpace.outputs import Event, Logprob
@@ -31,16 +32,17 @@ class Engine:
     def __init__(
         self,
         target: Runner,
-        drafter: Drafter,
+        drafters: Mapping[str, Drafter],
         tokenizer: Tokenizer,
         *,
         rng: np.random.Generator,
         lossy: TypicalAcceptance | None = None,
         max_num_batched_tokens: int = 512,
     ) -> None:
+        """drafters: by method; the first is the default of requests that name none."""
         self.metrics = EngineMetrics()
         self._target = target
-        self._drafter = GuardedDrafter(drafter, takes_trees=target.takes_trees)
+        self._drafter = guarded(drafters, takes_trees=target.takes_trees)
         self._tokenizer = tokenizer
         self._rng = rng
         self._lossy = lossy

@@ -65,13 +65,15 @@ def to_token_ids(
     prompt: Prompt, tokenizer: Tokenizer, vocab_size: int
 ) -> tuple[str | None, list[int]]:
     """(text, ids) of a string, of `{"prompt": ...}` or `{"prompt_token_ids": [...]}`, or of a
-    conversation (a list of messages, or `{"messages": [...]}`, put through the chat template). Text
-    is None for bare ids.
+    conversation (a list of messages, or `{"messages": [...]}` and `tools` with them or not, put
+    through the chat template). Text is None for bare ids.
 
     Raises OptionError for an empty prompt, ids outside the vocabulary, or anything else.
     """
     text: str | None = None
-    if isinstance(prompt, Mapping) and set(prompt) == {"messages"}:
+    tools = None
+    if isinstance(prompt, Mapping) and {"messages"} <= set(prompt) <= {"messages", "tools"}:
+        tools = prompt.get("tools")
         prompt = prompt["messages"]
         if not isinstance(prompt, List) or isinstance(prompt, str):
             raise OptionError(f"messages must be a list of messages, got {prompt!r:.80}")
@@ -80,7 +82,8 @@ def to_token_ids(
     elif isinstance(prompt, Mapping):
         text, ids = _from_mapping(prompt, tokenizer)
     elif isinstance(prompt, List):
-        text = tokenizer.apply_chat_template([_message(message) for message in prompt])
+        messages = [_message(message) for message in prompt]
+        text = tokenizer.apply_chat_template(messages, tools=tools)
         ids = tokenizer.encode(text, add_special_tokens=False)
     else:
         raise OptionError(
@@ -124,7 +127,7 @@ def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[str 
     if set(prompt) != {"prompt_token_ids"}:
         raise OptionError(
             'a prompt mapping is {"prompt": text}, {"prompt_token_ids": [ids]} or {"messages": '
-            '[...]}, each with a "cache_salt" or without, got keys '
+            '[...]}, this with "tools" or without, each with a "cache_salt" or without, got keys '
             f"{sorted(map(str, prompt))}"
         )
     try:

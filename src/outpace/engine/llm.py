@@ -21,7 +21,7 @@ from outpace.engine.offered import OfferedMethods
 from outpace.engine.preparation import Preparation
 from outpace.engine.request import RequestGroup
 from outpace.engine.setup import EngineOptions, set_up
-from outpace.engine.speculative_config import parse_speculative_config
+from outpace.engine.speculative_config import parse_request_methods, parse_speculative_config
 from outpace.engine.stream import AsyncStream, Stream
 from outpace.errors import OptionError
 from outpace.models.load import LoadedModel
@@ -40,6 +40,8 @@ class LLM:
         `{"method": "none"}` decodes plainly. `speculative_model` and `num_speculative_tokens` are
         the older shorthand. `"acceptance_method": "typical"` trades exactness for speed, see
         docs/losslessness.md.
+    request_methods: further methods, by name or configured like `speculative_config`, which single
+        requests may name in its place (`generate(..., speculative={"method": ...})`).
     dtype: "auto", "float32", "bfloat16", "float16", "float64", or "q4_0", "q4_1", "q8_0" for a
         GGUF file that is stored so. "auto": on CPUs a GGUF file's own format where it is one of
         those, else bfloat16; see `load_model`.
@@ -74,6 +76,7 @@ class LLM:
         speculative_config: Mapping[str, Any] | None = None,
         speculative_model: Any = None,
         num_speculative_tokens: int | None = None,
+        request_methods: List[Any] = (),
         dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
@@ -111,13 +114,15 @@ class LLM:
             num_speculative_tokens=num_speculative_tokens,
         )
         self.method = speculation.method
+        extra = parse_request_methods(request_methods, speculation)
         self.methods = OfferedMethods(
-            self.method, {self.method: speculation.options.num_speculative_tokens}
+            self.method,
+            {each.method: each.options.draft_limit for each in (speculation, *extra)},
         )
         self._lossy = speculation.lossy
         self._generation_config = generation_config
 
-        setup = in_own_thread(lambda: set_up(model, speculation, options))
+        setup = in_own_thread(lambda: set_up(model, speculation, options, extra))
         if threads is not None:
             torch.set_num_threads(threads)
         self._engine, self._target = setup.engine, setup.target
@@ -134,6 +139,11 @@ class LLM:
     @property
     def model_name(self) -> str:
         return self._target.name
+
+    @property
+    def fingerprint(self) -> str:
+        """The model's: equal for equal weights and configuration."""
+        return self._target.fingerprint
 
     @property
     def lossy(self) -> str | None:

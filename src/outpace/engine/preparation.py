@@ -13,8 +13,9 @@ from outpace.engine.offered import OfferedMethods
 from outpace.engine.parameters import bad_words_ids, check_for_model
 from outpace.engine.request import Request, RequestGroup
 from outpace.errors import ContextLengthError, OptionError
+from outpace.grammar import Grammar, GrammarCompiler
 from outpace.models.load import LoadedModel
-from outpace.params import SamplingParams
+from outpace.params import SamplingParams, StructuredOutputsParams
 from outpace.types import Sequence
 
 
@@ -32,6 +33,13 @@ class Preparation:
     methods: OfferedMethods
     lossy: str | None
     _ids: itertools.count[int] = field(default_factory=itertools.count)
+    _grammars: GrammarCompiler = field(init=False)
+
+    def __post_init__(self) -> None:
+        tokenizer = self.target.tokenizer
+        self._grammars = GrammarCompiler(
+            lambda: tokenizer.to_json(), self.target.decoder.num_logits, tokenizer.end_token_ids
+        )
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams, speculative: bool | Mapping[str, Any]
@@ -47,6 +55,7 @@ class Preparation:
         text, token_ids = to_token_ids(prompt, tokenizer, vocab_size)
         self._check_length(token_ids)
         bad_words = bad_words_ids(params.bad_words, tokenizer)
+        grammar = self._grammar(params)
         requests = [
             self._answer(
                 Sequence(
@@ -59,6 +68,7 @@ class Preparation:
                     bad_words_ids=bad_words,
                     cache_salt=salt,
                     method=method,
+                    grammar=None if grammar is None else grammar.start(),
                 ),
                 draft_limit,
             )
@@ -66,6 +76,13 @@ class Preparation:
         ]
         lossy = self.lossy if draft_limit and not params.is_greedy else None
         return RequestGroup(str(requests[0].seq.seq_id), text, requests, lossy)
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        asked = params.structured_outputs
+        if asked is None:
+            return None
+        assert isinstance(asked, StructuredOutputsParams), "SamplingParams makes one of a mapping"
+        return self._grammars.compile(asked)
 
     def _check_length(self, token_ids: list[int]) -> None:
         if len(token_ids) >= self.max_model_len:

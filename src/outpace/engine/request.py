@@ -24,6 +24,7 @@ class Request:
     draft_limit: most draft tokens per step for this request; 0 decodes it plainly.
     prompt_logprobs: what is known so far of the prompt's tokens, in order; None if not asked for.
     siblings: the requests for all answers to the same prompt, this one included.
+    drafter_failed: its drafter is not asked any more. Only what a grammar forces is drafted then.
     """
 
     seq: Sequence
@@ -32,6 +33,7 @@ class Request:
     draft_limit: int
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     siblings: list[Request] = field(default_factory=list)
+    drafter_failed: bool = False
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     num_cached_tokens: int = 0
     admitted_at: float | None = None

@@ -6,8 +6,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from outpace.engine.drafting import GuardedDrafter
 from outpace.engine.request import Request
+from outpace.engine.routing import RequestDrafter
 from outpace.runner import Runner
 from outpace.types import Status
 
@@ -43,7 +43,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, target: Runner, drafter: GuardedDrafter, *, max_num_batched_tokens: int
+        self, target: Runner, drafter: RequestDrafter, *, max_num_batched_tokens: int
     ) -> None:
         self._target = target
         self._drafter = drafter

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -101,21 +103,31 @@ class Setup:
 
 
 def set_up(
-    model: str | Path | LoadedModel, speculation: SpeculativeConfig, options: EngineOptions
+    model: str | Path | LoadedModel,
+    speculation: SpeculativeConfig,
+    options: EngineOptions,
+    extra: List[SpeculativeConfig] = (),
 ) -> Setup:
-    """Build the engine. Raises OptionError or ModelError if something cannot be honoured."""
+    """Build the engine. extra: methods that a request may name instead of the engine's own.
+
+    Raises OptionError or ModelError if something cannot be honoured.
+    """
+    methods = [speculation, *extra]
     target = options.load(model)
     max_model_len = _context_length(target, options.max_model_len)
-    draft_models = speculation.drafter.models(speculation.options, options.for_draft().load)
+    load_draft = options.for_draft().load
+    draft_models = [each.drafter.models(each.options, load_draft) for each in methods]
     kv_cache_bytes = options.kv_cache_bytes
     if kv_cache_bytes is None:
         kv_cache_bytes = int(available_bytes(target.decoder.device) * SHARE_OF_FREE_MEMORY)
     num_rows = plan_rows(
-        [target, *draft_models],
+        [target, *chain.from_iterable(draft_models)],
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
         kv_cache_bytes=kv_cache_bytes,
-        drafter_bytes=speculation.drafter.row_bytes(speculation.options, target, max_model_len),
+        drafter_bytes=sum(
+            each.drafter.row_bytes(each.options, target, max_model_len) for each in methods
+        ),
     )
     cache = target.new_cache(num_rows=num_rows, num_tokens=max_model_len)
     rng = np.random.default_rng()
@@ -126,12 +138,19 @@ def set_up(
         max_model_len=max_model_len,
         rng=rng,
         runner=runner,
-        models=draft_models,
     )
-    drafter = speculation.drafter(speculation.options, context)
-    _check_capture(drafter, target)
-    engine = Engine(runner, drafter, target.tokenizer, rng=rng, lossy=speculation.lossy)
+    drafters = {
+        each.method: _build(each, replace(context, models=own))
+        for each, own in zip(methods, draft_models, strict=True)
+    }
+    engine = Engine(runner, drafters, target.tokenizer, rng=rng, lossy=speculation.lossy)
     return Setup(engine, target, max_model_len)
+
+
+def _build(method: SpeculativeConfig, context: DraftingContext) -> Drafter:
+    drafter = method.drafter(method.options, context)
+    _check_capture(drafter, context.target)
+    return drafter
 
 
 def _check_capture(drafter: Drafter, target: LoadedModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as List
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -74,6 +75,44 @@ def parse_speculative_config(
     drafter = drafter_class(method)
     name = method if isinstance(method, str) else drafter.method_name()
     return SpeculativeConfig(name, drafter, make_options(drafter, values), lossy)
+
+
+def parse_request_methods(methods: Any, default: SpeculativeConfig) -> list[SpeculativeConfig]:
+    """The further methods of an engine, which single requests may name.
+
+    methods: a list of names, `Drafter` subclasses and mappings like those of
+        `parse_speculative_config`; in a mapping the method must be named, or a `model` given.
+    default: the engine's own method. Its rule of acceptance holds for all requests.
+    Raises OptionError for what is no method, or stands there twice.
+    """
+    if not isinstance(methods, List) or isinstance(methods, str):
+        raise OptionError(f"request_methods must be a list of methods, got {methods!r:.80}")
+    found: list[SpeculativeConfig] = []
+    for given in methods:
+        config = _parse_request_method(given)
+        if config.method == "none":
+            raise OptionError("request_methods: any request may name 'none'; leave it out")
+        if config.method == default.method:
+            raise OptionError(
+                f"request_methods: {config.method!r} is the engine's own method; leave it out"
+            )
+        if config.method in [other.method for other in found]:
+            raise OptionError(f"request_methods: {config.method!r} is given twice")
+        found.append(config)
+    return found
+
+
+def _parse_request_method(given: Any) -> SpeculativeConfig:
+    if not isinstance(given, Mapping):
+        return parse_speculative_config({"method": given})
+    if not {"method", "model"} & given.keys():
+        raise OptionError(f"request_methods: {dict(given)!r:.80} names no method")
+    if "acceptance_method" in given:
+        raise OptionError(
+            "request_methods: acceptance_method is one for all requests; give it to "
+            "speculative_config"
+        )
+    return parse_speculative_config(given)
 
 
 def _pop_acceptance(values: dict[str, Any]) -> TypicalAcceptance | None:

@@ -47,7 +47,9 @@ class _Subscription:
         """The output so far; complete once the stream has ended."""
         return self._group.output()
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """End what has not ended, without waiting for it: last events with the finish reason
+        "abort" will come."""
         self._loop.cancel(self._group.requests)
 
 
@@ -79,7 +81,7 @@ class Stream(_Subscription, Iterator[Event]):
         return self.output
 
     def close(self) -> None:
-        self._cancel()
+        self.cancel()
         while self._take() is not None:
             pass
 
@@ -117,7 +119,7 @@ class AsyncStream(_Subscription, AsyncIterator[Event]):
         try:
             event = await self._take()
         except asyncio.CancelledError:
-            self._cancel()
+            self.cancel()
             raise
         if event is None:
             raise StopAsyncIteration
@@ -127,7 +129,7 @@ class AsyncStream(_Subscription, AsyncIterator[Event]):
 
     async def aclose(self) -> None:
         """Cancel what has not ended, and wait until its place is free."""
-        self._cancel()
+        self.cancel()
         while await self._take() is not None:
             pass
 

@@ -88,6 +88,11 @@ class Tokenizer:
         """Jinja source of the chat template, if the model has one."""
         return None if self._chat is None else self._chat.source
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template has a place of its own for tools."""
+        return self._chat is not None and self._chat.knows_tools
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Control tokens written in it are recognised as themselves.
 
@@ -125,17 +130,26 @@ class Tokenizer:
         """Token as spelled in the vocabulary -> id. A copy."""
         return dict(self._vocab)
 
-    def apply_chat_template(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
-    ) -> str:
-        """Prompt text for a conversation of {"role": str, "content": str}.
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return str(self._backend.to_str())
 
-        Encode it with add_special_tokens=False. Raises OptionError for malformed messages, a
-        conversation that the template refuses, or a model without a template.
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
+        """Prompt text for a conversation of {"role": str, "content": str}, with tools or without.
+
+        messages, tools: in OpenAI's shape, calls and their results among them; where the model's
+        template knows nothing of tools, they are written as text (`models/chat_fallback.py`).
+        Encode the result with add_special_tokens=False. Raises OptionError for malformed messages
+        or tools, a conversation that the template refuses, or a model without a template.
         """
         if self._chat is None:
             raise OptionError(f"{self.name} has no chat template; give a plain prompt instead")
-        return self._chat.render(messages, add_generation_prompt)
+        return self._chat.render(messages, add_generation_prompt, tools)
 
     def save(self, directory: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, from which `from_directory` makes an
@@ -147,7 +161,7 @@ class Tokenizer:
         if self.bos_id is not None:
             config["bos_token"] = self._backend.id_to_token(self.bos_id)
         texts = {
-            "tokenizer.json": self._backend.to_str(),
+            "tokenizer.json": self.to_json(),
             "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False),
         }
         for name, text in texts.items():

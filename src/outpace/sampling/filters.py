@@ -69,8 +69,8 @@ def no_token(highest: float) -> ModelError | OptionError:
     """Why no token can be chosen from a row whose highest logit is `highest`."""
     if highest == -math.inf:
         return OptionError(
-            "no token is left to generate: logit_bias, allowed_token_ids, bad_words, min_tokens "
-            "or a logits processor forbid every one; loosen them"
+            "no token is left to generate: logit_bias, allowed_token_ids, bad_words, min_tokens, "
+            "structured_outputs or a logits processor forbid every one; loosen them"
         )
     return ModelError(
         "the model computed logits that are NaN or infinite; its weights are damaged, or they "

@@ -31,6 +31,7 @@ class History:
         params = seq.params
         self.params: SamplingParams = params
         self._seq = seq
+        self._grammar = seq.grammar
         self._ends = (
             _token_ids([*seq.end_token_ids, *params.stop_token_ids])
             if seq.num_output < params.min_tokens
@@ -45,6 +46,7 @@ class History:
             or self._ends is not None
             or params.logit_bias
             or params.logits_processors
+            or self._grammar is not None
         )
         if self._penalises:
             # Only the repetition penalty looks at the prompt, which may be long.
@@ -70,6 +72,9 @@ class History:
             self._penalise(logits, drafted)
         for processor in self.params.logits_processors:
             logits = self._run(processor, logits, drafted)
+        if self._grammar is not None:
+            # Last, so that no processor can allow again what it forbids.
+            self._grammar.forbid(logits, self._seq.tokens, self._seq.num_prompt, drafted)
         return logits
 
     def _allow_only(self, logits: Float[np.ndarray, " V"]) -> None:

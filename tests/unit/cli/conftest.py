@@ -126,6 +126,7 @@ class FakeLLM:
 
     model: str
     speculative_config: dict[str, Any] | None = None
+    request_methods: tuple[str, ...] = ()
     dtype: str = "auto"
     model_impl: str = "auto"
     kv_cache_dtype: str = "auto"

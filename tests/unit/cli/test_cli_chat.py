@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from outpace.cli.chat import ACCEPTED_COLOUR, _read_lines, banner, styled
+from outpace.cli.chat import _read_lines
+from outpace.cli.chat_local import ACCEPTED_COLOUR, LocalModel, styled
 from outpace.outputs import Event
 
 Run = Callable[..., tuple[int, str, str]]
@@ -115,7 +116,7 @@ def test_the_banner_explains_colours_where_there_are_some(
     run_cli: Run, llms: list, method: str, coloured: bool
 ) -> None:
     run_cli("chat", "--method", method, stdin="")
-    line = banner(llms[0])
+    line = LocalModel(llms[0]).banner()
     assert line.startswith(f"smollm2-135m, method {method}.")
     assert ("Accepted draft tokens" in line) == ("\x1b" in line) == coloured
 

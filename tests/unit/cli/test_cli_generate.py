@@ -155,8 +155,12 @@ SAMPLING_VALUES: dict[str, tuple[list[str], object]] = {
 }
 
 
+# One that is for programs alone, and one that has several options.
+NOT_AN_OPTION = ("logits_processors", "structured_outputs")
+
+
 @pytest.mark.parametrize(
-    "name", [f.name for f in fields(SamplingParams) if f.name != "logits_processors"]
+    "name", [f.name for f in fields(SamplingParams) if f.name not in NOT_AN_OPTION]
 )
 @pytest.mark.parametrize("separator", ["-", "_"])
 def test_every_sampling_parameter_arrives(
@@ -166,6 +170,47 @@ def test_every_sampling_parameter_arrives(
     status, _, err = run_cli("generate", "zzz", f"--{name.replace('_', separator)}", *words)
     assert status == 0, err
     assert getattr(llms[0].requests[0][1], name) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "value"),
+    [
+        (["--json-schema", '{"type": "object"}'], "json", '{"type": "object"}'),
+        (["--json-schema", "@{file}"], "json", "from é file"),
+        (["--regex", "@[a-z]+"], "regex", "@[a-z]+"),
+        (["--choice", "yes", "--choice", "no"], "choice", ("yes", "no")),
+        (["--grammar", "@{file}"], "grammar", "from é file"),
+    ],
+)
+def test_what_the_answer_must_be_arrives(
+    run_cli: Run, llms: list, tmp_path: Path, words: list[str], kind: str, value: object
+) -> None:
+    path = tmp_path / "source.txt"
+    path.write_text("from é file", encoding="utf-8")
+    given = [word.replace("{file}", str(path)) for word in words]
+    status, _, err = run_cli("generate", "zzz", *given)
+    assert status == 0, err
+    asked = llms[0].requests[0][1].structured_outputs
+    assert (asked.kind, getattr(asked, kind)) == (kind, value)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["--regex", "a", "--choice", "b"], 2, "Give one of --regex and --choice"),
+        (["--grammar", "start: x"], 2, "is not @FILE"),
+        (["--grammar", "@/no/such/file"], 2, "/no/such/file cannot be read"),
+        (["--json-schema", "@/"], 2, "cannot be read"),
+        (["--choice", ""], 1, "choice must hold non-empty strings"),
+        (["--regex", "a", "--ignore-eos"], 1, "ignore_eos=True cannot be combined"),
+    ],
+)
+def test_what_the_answer_must_be_is_checked(
+    run_cli: Run, words: list[str], status: int, message: str
+) -> None:
+    found, out, err = run_cli("generate", "zzz", *words)
+    assert (found, out) == (status, "")
+    assert message in err
 
 
 def test_a_flag_can_be_switched_off_and_stop_repeats(run_cli: Run, llms: list) -> None:

@@ -8,7 +8,7 @@ import pytest
 from scripted import scripted
 
 from outpace.drafters import DEFAULT_METHOD, options_of
-from outpace.engine.speculative_config import parse_speculative_config
+from outpace.engine.speculative_config import parse_request_methods, parse_speculative_config
 from outpace.errors import OptionError
 from outpace.verification.lossy import TypicalAcceptance
 
@@ -73,3 +73,36 @@ def test_a_class_is_a_method() -> None:
 def test_refusals(config: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_speculative_config(config)
+
+
+def test_request_methods_are_names_mappings_and_classes() -> None:
+    drafter = scripted(lambda seq, budget: [])
+    given = ["ngram", {"method": "suffix", "num_speculative_tokens": 2}, {"model": "DIR"}, drafter]
+    found = parse_request_methods(given, parse_speculative_config())
+    assert [each.method for each in found] == ["ngram", "suffix", "draft_model", "scripted"]
+    assert found[1].options.num_speculative_tokens == 2
+    assert type(found[0].options) is options_of("ngram")
+    assert found[3].drafter is drafter
+    assert parse_request_methods((), parse_speculative_config()) == []
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ("ngram", "must be a list"),
+        ({"method": "ngram"}, "must be a list"),
+        (None, "must be a list"),
+        (["ngrams"], "unknown speculative method 'ngrams'; known methods"),
+        ([3], "unknown speculative method 3"),
+        (["ngram", {"method": "ngram"}], "'ngram' is given twice"),
+        (["auto"], "'auto' is the engine's own"),
+        (["none"], "leave it out"),
+        ([{"num_speculative_tokens": 3}], "names no method"),
+        ([{"method": "ngram", "num_speculative_token": 3}], "num_speculative_token"),
+        ([{"method": "ngram", "acceptance_method": "typical"}], "one for all requests"),
+        (["draft_model"], "needs a draft model"),
+    ],
+)
+def test_request_methods_that_are_refused(methods: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse_request_methods(methods, parse_speculative_config())

@@ -351,8 +351,8 @@ def test_a_model_without_a_template_says_so() -> None:
         ([{"role": "user"}], r"messages\[0\].content must be a string, got None"),
         ([{"content": "hi"}], r"messages\[0\].role must be a string"),
         ([*USER, {"role": 1, "content": "x"}], r"messages\[1\].role must be a string, got 1"),
-        ([{"role": "user", "content": [{"type": "text"}]}], r"content must be a string"),
-        ([{**USER[0], "tool_calls": [{}]}], r"messages\[0\].tool_calls is not supported"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text must be a string"),
+        ([{**USER[0], "tool_calls": [{}]}], r"messages\[0\].tool_calls is for messages of"),
     ],
 )
 def test_bad_messages_are_named(messages: Any, reason: str) -> None:

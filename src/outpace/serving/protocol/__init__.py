@@ -1,0 +1,1 @@
+"""What requests may say: pydantic models, one file per kind of endpoint."""

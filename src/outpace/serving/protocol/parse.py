@@ -1,0 +1,119 @@
+"""A request's JSON to its model; what is wrong with it in OpenAI's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from outpace.serving.errors import ApiError
+
+Model = TypeVar("Model", bound=BaseModel)
+SHOWN = 80
+"""Most characters of a faulty value or name that a message repeats."""
+
+
+def parse(model: type[Model], data: Any) -> Model:
+    """The request that `data`, decoded JSON, is.
+
+    Raises ApiError 400 with the path of the first field at fault as `param`; all unknown fields
+    are named at once, with the known name that comes nearest.
+    """
+    if not isinstance(data, Mapping):
+        raise ApiError(400, f"the body must be a JSON object, got {_shown(data)}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        # A message of one kind may look like an unknown one: what is unknown is said last.
+        known = [fault for fault in faults if fault["type"] != "extra_forbidden"]
+        raise _fault(known[0], data) if known else _unknown(faults, model, data) from None
+
+
+def _fault(fault: ErrorDetails, data: Any) -> ApiError:
+    kind, value = fault["type"], fault["input"]
+    path = ".".join(str(part) for part in _path(fault["loc"], data, kind == "missing"))
+    if kind == "missing":
+        return ApiError(400, f"{path} is required", param=path, code="missing_required_parameter")
+    if kind == "refused":
+        return ApiError(400, f"{path} {fault['msg']}", param=path, code="unsupported_parameter")
+    if kind == "one_of_two":
+        return ApiError(400, fault["msg"])
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    wanted = fault["msg"].replace("Input should", "should")
+    where = path or "the body"
+    return ApiError(400, f"{where}: {wanted}, got {_shown(value)}", param=path or None, code=code)
+
+
+def _unknown(faults: list[ErrorDetails], model: type[BaseModel], data: Any) -> ApiError:
+    paths = [list(_path(fault["loc"], data)) for fault in faults]
+    named = []
+    for path in paths:
+        name = str(path[-1])
+        near = get_close_matches(name, _names(model), n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        shown = ".".join(str(part) for part in path)
+        named.append(f"{shown!r:.{SHOWN}}{hint}")
+    more = len(named) - 10
+    shown = ", ".join(named[:10]) + (f" and {more} more" if more > 0 else "")
+    what = "field" if len(named) == 1 else "fields"
+    param = ".".join(str(part) for part in paths[0])[:SHOWN]
+    return ApiError(
+        400, f"unknown {what} {shown}: nothing is ignored here", param=param, code="unknown_field"
+    )
+
+
+def _path(
+    location: tuple[int | str, ...], data: Any, is_missing: bool = False
+) -> Iterator[int | str]:
+    """The steps of a location that are steps into the data: pydantic puts the names of the kinds
+    of a union between them. is_missing: the last step leads to what is not there."""
+    for step in location[:-1]:
+        if _leads_into(step, data):
+            yield step
+            data = data[step]
+    last = location[-1] if location else None
+    if last is not None and (is_missing or _leads_into(last, data)):
+        yield last
+
+
+def _leads_into(step: int | str, data: Any) -> bool:
+    if isinstance(data, Mapping):
+        return step in data
+    return isinstance(data, list) and isinstance(step, int) and step < len(data)
+
+
+def _names(model: type[BaseModel]) -> set[str]:
+    """The names of all fields of a model and of the models it is made of."""
+    names: set[str] = set()
+    waiting: list[Any] = [model]
+    seen: set[int] = set()
+    while waiting:
+        kind = waiting.pop()
+        if id(kind) in seen:
+            continue
+        seen.add(id(kind))
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            for name, field in kind.model_fields.items():
+                names.add(field.alias or name)
+                waiting.append(field.annotation)
+        waiting.extend(get_args(kind))
+    return names
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) > 10**SHOWN:
+        return "a very long number"
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
