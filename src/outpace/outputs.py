@@ -34,7 +34,6 @@ class SpeculationStats:
 
     num_steps: int = 0
     num_output_tokens: int = 0
-    num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_probe_tokens: int = 0
@@ -42,6 +41,7 @@ class SpeculationStats:
     accepted_per_position: list[int] = field(default_factory=list)
     reached_per_position: list[int] = field(default_factory=list)
     num_drafter_errors: int = 0
+    num_drafts: int = 0
 
     @property
     def acceptance_length(self) -> float:

@@ -242,14 +242,15 @@ def test_a_comparison_finds_equal_answers_and_their_speeds(
     assert {kind for _, kind in shown_tokens(page, 0)} == {"plain"}
     assert {kind for _, kind in shown_tokens(page, 1)} > {"plain"} or temperature
     assert [text for text, _ in shown_tokens(page, 0)] == [t for t, _ in shown_tokens(page, 1)]
+    seed = page.input_value("#seed")
+    assert seed.isdecimal() if temperature else seed == ""
+    if temperature:
+        return  # with whatever seed, the answer may end with its first token and have no speed
     plain, speculative = (float(measure(page, "speed", run).replace(",", "")) for run in (0, 1))
     ratio = float(page.inner_text("#verdict-speed strong").split()[0].replace(",", ""))
     assert ratio == pytest.approx(speculative / plain, rel=0.02, abs=0.01)
-    seed = page.input_value("#seed")
-    assert seed.isdecimal() if temperature else seed == ""
-    if not temperature:
-        send(page)  # from now on it is known how fast plain decoding is
-        assert "× plain" in measure(page, "against")
+    send(page)  # from now on it is known how fast plain decoding is
+    assert "× plain" in measure(page, "against")
 
 
 def test_what_the_server_refuses_is_said(server: RunningServer, open_page: OpenPage) -> None:

@@ -71,7 +71,7 @@ def test_running_totals_are_those_of_all_answers(answers: Any) -> None:
     with speculating(right_for(answers, VOCAB, lambda seq: seq.num_output % 3), 4) as llm:
         (first,) = llm.generate(ASKED, GREEDY)
         (second,) = llm.generate(ASKED, GREEDY, speculative=False)
-        totals = llm.metrics.speculation
+        totals = llm.speculation
     assert totals.num_output_tokens == 2 * len(expected(answers)[0])
     assert totals.num_draft_tokens == first.stats.num_draft_tokens > 0
     assert totals.accepted_per_position == first.stats.accepted_per_position

@@ -103,7 +103,6 @@ def test_answers_are_valid_and_those_of_plain_decoding(
                 assert [output.outputs[0].token_ids for output in outputs] == expected[way]
             accepted = [output.stats.num_accepted_tokens for output in outputs]
             assert accepted[0] >= 6  # the keys of the schema at least
-            assert accepted[4] >= 1
 
 
 def test_plain_answers_are_valid(plain: LLM) -> None:

@@ -75,6 +75,7 @@ def test_what_is_under_way_and_what_went_wrong() -> None:
         body |= {"max_tokens": 3000, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_bytes())
+            server.wait_until(lambda: server.llm.state().num_running == 1)
             assert server.post("/v1/completions", body).status_code == 429
             found = read(server)
         assert found["num_requests_running"] == 1

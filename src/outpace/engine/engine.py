@@ -15,7 +15,7 @@ from outpace.engine.request import Request
 from outpace.engine.routing import guarded
 from outpace.engine.scheduler import Scheduler
 from outpace.models.tokenizer import Tokenizer
-from outpace.outputs import Event, Logprob
+from outpace.outputs import Event, Logprob, SpeculationStats
 from outpace.runner import Runner
 from outpace.sampling import raw_logprobs
 from outpace.types import Draft, Scores, StepTimes, Verdict
@@ -41,6 +41,7 @@ class Engine:
     ) -> None:
         """drafters: by method; the first is the default of requests that name none."""
         self.metrics = EngineMetrics()
+        self.speculation = SpeculationStats()
         self._target = target
         self._drafter = guarded(drafters, takes_trees=target.takes_trees)
         self._tokenizer = tokenizer
@@ -198,7 +199,7 @@ class Engine:
         kept = verdict.trimmed(length)
         request.seq.tokens.extend(kept.token_ids)
         request.stats.record(draft, kept)
-        self.metrics.speculation.record(draft, kept)
+        self.speculation.record(draft, kept)
         if request.first_token_at is None and length:
             request.first_token_at = time.perf_counter()
         own = length - kept.num_accepted

@@ -26,7 +26,7 @@ from outpace.engine.stream import AsyncStream, Stream
 from outpace.errors import OptionError
 from outpace.models.load import LoadedModel
 from outpace.models.threads import in_own_thread
-from outpace.outputs import RequestOutput
+from outpace.outputs import RequestOutput, SpeculationStats
 from outpace.params import SamplingParams, refuse_unknown
 
 
@@ -158,6 +158,11 @@ class LLM:
     def metrics(self) -> EngineMetrics:
         """Running totals of all steps so far."""
         return self._engine.metrics
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        """Running totals of all requests so far, those that still run included."""
+        return self._engine.speculation
 
     @property
     def decisions(self) -> DecisionLog | None:

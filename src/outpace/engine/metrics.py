@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from outpace.outputs import SpeculationStats
 from outpace.types import StepTimes
 
 
@@ -14,15 +13,13 @@ class EngineMetrics:
 
     draft_s: in the drafter. target_s: in target passes. step_s: whole steps, so what is neither
     drafting nor a target pass is step_s - draft_s - target_s: probabilities, verification,
-    detokenisation and bookkeeping. speculation: the counters of all requests together, those
-    that still run included.
+    detokenisation and bookkeeping.
     """
 
     num_steps: int = 0
     draft_s: float = 0.0
     target_s: float = 0.0
     step_s: float = 0.0
-    speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     def add(self, times: StepTimes) -> None:
         self.num_steps += 1

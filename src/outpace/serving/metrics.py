@@ -119,7 +119,7 @@ class _EngineCollector:
         yield _total("overhead_seconds", "Seconds of steps besides these two.", overhead_s)
 
     def _speculation(self) -> Iterator[Metric]:
-        stats = self._service.llm.metrics.speculation
+        stats = self._service.llm.speculation
         for name, text, value in (
             ("generation_tokens", "Tokens generated.", stats.num_output_tokens),
             ("spec_decode_num_drafts", "Drafts verified.", stats.num_drafts),
