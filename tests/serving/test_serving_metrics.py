@@ -74,8 +74,8 @@ def test_what_is_under_way_and_what_went_wrong() -> None:
         body = {"model": server.service.model_names[0], "prompt": PROMPT, "ignore_eos": True}
         body |= {"max_tokens": 3000, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_bytes())
-            server.wait_until(lambda: server.llm.state().num_running == 1)
+            parts = response.iter_bytes()  # held on to: without it the connection would be closed
+            next(parts)
             assert server.post("/v1/completions", body).status_code == 429
             found = read(server)
         assert found["num_requests_running"] == 1
