@@ -78,12 +78,16 @@ def test_a_client_that_is_killed_while_it_waits_for_a_row(slow: RunningServer) -
     connections = [slow.socket() for _ in range(6)]
     for connection in connections:
         connection.sendall(request_bytes(body(slow)))
-    slow.wait_until(lambda: slow.llm.state().num_waiting == 2)
+
+    def counts() -> tuple[int, int]:
+        state = slow.llm.state()
+        return state.num_running, state.num_waiting
+
+    slow.wait_until(lambda: counts() == (4, 2))
     # Whoever waits is among the last two only by chance: all but one are killed.
     for connection in connections[:-1]:
         kill(connection)
-    slow.wait_until(lambda: slow.llm.state().num_running == 1)
-    assert slow.llm.state().num_waiting == 0
+    slow.wait_until(lambda: counts() == (1, 0))
     kill(connections[-1])
     slow.wait_until_idle()
 
