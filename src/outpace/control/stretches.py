@@ -35,6 +35,9 @@ class Stretches:
         self._left, self._steps = FIRST_STRETCH, 0
         self._pause = SHORTEST
         self._rate = Rate()
+        self.is_firm = False
+        """Whether the plain stretch goes on whatever turns up."""
+        self._was_ended = False  # whether a trial began before its time and has not paid yet
 
     @property
     def is_plain(self) -> bool:
@@ -60,9 +63,12 @@ class Stretches:
         return Plan([("none", 0)] * num_seqs, num_seqs, self.plain_s(num_seqs, context))
 
     def end(self) -> None:
-        """Leave a plain stretch: something has turned up that is worth drafting."""
-        if self._left:
+        """Leave a plain stretch: something has turned up that may be worth drafting. Among many
+        requests something always has; where drafting then did not pay, the stretch that follows
+        goes on to its end."""
+        if self._left and not self.is_firm:
             self._begin_trial()
+            self._was_ended = True
 
     def pass_by(self) -> None:
         """Count a step that fed prompts, whose time says nothing of others."""
@@ -88,7 +94,7 @@ class Stretches:
     def _observe_drafting(self, shape: PassShape, num_tokens: int, seconds: float) -> None:
         if shape.num_seqs.bit_length() not in self._paces:
             # What so many sequences cost plainly is not known from fewer.
-            self._left, self._steps = SHORT_STRETCH, 0
+            self._left, self._steps, self.is_firm = SHORT_STRETCH, 0, True
             return
         plain_s = self.plain_s(shape.num_seqs, shape.context)
         self._rate.observe(num_tokens, seconds, shape.num_seqs, plain_s)
@@ -96,8 +102,11 @@ class Stretches:
             return
         if self._rate.ratio < 1:
             self._left, self._steps = self._pause, 0
+            self.is_firm = self._was_ended
             self._pause = min(2 * self._pause, LONGEST)
-        elif self._steps >= LOOK_AGAIN:
+            return
+        self._was_ended = False
+        if self._steps >= LOOK_AGAIN:
             if self._rate.ratio < CLEARLY:
                 self._left = SHORT_STRETCH
             self._steps = 0
@@ -106,6 +115,7 @@ class Stretches:
     def _begin_trial(self) -> None:
         self._left = self._steps = 0
         self._rate = Rate()
+        self.is_firm = self._was_ended = False
 
 
 class Copying:

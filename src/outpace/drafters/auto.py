@@ -178,7 +178,8 @@ class AutoDrafter(Drafter):
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
         self._settle_untimed()
-        if self._stretches.is_plain and not self._any_copies(seqs):
+        stretches = self._stretches
+        if stretches.is_plain and (stretches.is_firm or not self._any_copies(seqs)):
             self._plan = self._stretches.plan(len(seqs), _context(seqs))
             for seq in seqs:
                 self._open(seq)

@@ -83,6 +83,27 @@ def test_a_stretch_can_be_ended_and_is_judged_anew() -> None:
     assert stretches.is_plain
 
 
+def test_what_always_turns_up_does_not_end_every_stretch() -> None:
+    """In a batch some text always copies, and copying is not always worth drafting."""
+    stretches, plain = Stretches(TABLE), 0
+    for _ in range(4000):
+        if stretches.is_plain and not stretches.is_firm:
+            stretches.end()
+        plain += stretches.is_plain
+        run(stretches, 1, lambda i: (1, 1.0))
+    assert plain > 3500
+
+
+def test_a_stretch_stays_open_to_what_paid_when_it_was_tried() -> None:
+    stretches = Stretches(TABLE)
+    run(stretches, FIRST_STRETCH + TRIAL, lambda i: (1, 1.0))
+    stretches.end()
+    assert not any(run(stretches, TRIAL + 10, lambda i: (4, 1.0)))
+    while not stretches.is_plain:
+        stretches.observe(DRAFTED, 1, 1.0)
+    assert not stretches.is_firm
+
+
 def test_steps_that_feed_prompts_end_a_stretch_and_teach_nothing() -> None:
     stretches = Stretches(TABLE)
     for _ in range(FIRST_STRETCH):
