@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.arguments import BenchParser
 from harness.prompts import PROMPTS_VARIABLE
 
 PEERS = ("transformers",)
@@ -44,13 +45,8 @@ class Options:
 
 def parse_options(description: str, arguments: Sequence[str] | None = None) -> Options:
     """Options from the command line; exits with a message for values that make no sense."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    _add_subject(parser)
-    _add_prompts(parser)
-    _add_effort(parser)
-    values = vars(parser.parse_args(arguments))
+    parser = BenchParser(description, _add_subject, _add_prompts, _add_effort)
+    values = parser.values(arguments)
     configs = values.pop("speculative_config") or [{"method": "ngram", "num_speculative_tokens": 4}]
     if values["draft_model"] is not None:
         configs.append(
@@ -60,10 +56,8 @@ def parse_options(description: str, arguments: Sequence[str] | None = None) -> O
                 "num_speculative_tokens": DRAFT_MODEL_K,
             }
         )
-    if 1 not in values["rows"]:
-        parser.error("--rows must include 1: v(n) is relative to it")
-    if values["json"] is not None and not values["json"].absolute().parent.is_dir():
-        parser.error(f"--json: there is no directory {values['json'].parent}")
+    parser.check_rows(values["rows"])
+    parser.check_place("--json", values["json"])
     return Options(speculative_configs=tuple(configs), **values)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from harness.arguments import BenchParser
 from harness.auto.methods import as_config, as_configs
 from harness.drafting.options import DECODINGS
 from harness.options import as_count, as_list_of
@@ -69,27 +70,16 @@ class Options:
 
 def parse_options(description: str, arguments: Sequence[str] | None = None) -> Options:
     """Options from the command line; exits with a message for values that make no sense."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    _add_subject(parser)
-    _add_peers(parser)
-    _add_prompts(parser)
-    _add_batches(parser)
-    _add_effort(parser)
-    if parser.parse_known_args(arguments)[0].quick:
-        parser.set_defaults(**QUICK)
-    values = vars(parser.parse_args(arguments))
+    parts = (_add_subject, _add_peers, _add_prompts, _add_batches, _add_effort)
+    parser = BenchParser(description, *parts, quick=QUICK)
+    values = parser.values(arguments)
     for name, known in (
         ("parts", PARTS),
         ("decodings", DECODINGS),
         ("batch_decodings", DECODINGS),
     ):
-        unknown = [value for value in values[name] if value not in known]
-        if unknown:
-            parser.error(f"unknown {unknown[0]!r} in {name}; known: {', '.join(known)}")
-    if values["json"] is not None and not values["json"].absolute().parent.is_dir():
-        parser.error(f"--json: there is no directory {values['json'].parent}")
+        parser.check_known(name, values[name], known)
+    parser.check_place("--json", values["json"])
     for name in ("peers", "prompts"):
         values[name] = tuple(values[name] or ())
     values["files"] = dict(values.pop("file") or [])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.arguments import BenchParser
 from harness.options import as_count, as_json_object, as_list_of, as_ranges
 from harness.prompts import PROMPTS_VARIABLE
 
@@ -46,22 +47,12 @@ class Options:
 
 def parse_options(description: str, arguments: Sequence[str] | None = None) -> Options:
     """Options from the command line; exits with a message for values that make no sense."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    _add_subject(parser)
-    _add_prompts(parser)
-    _add_widths(parser)
-    _add_effort(parser)
-    values = vars(parser.parse_args(arguments))
+    parser = BenchParser(description, _add_subject, _add_prompts, _add_widths, _add_effort)
+    values = parser.values(arguments)
     for name in ("decodings", "width_decodings"):
-        unknown = [value for value in values[name] if value not in DECODINGS]
-        if unknown:
-            parser.error(f"unknown {unknown[0]!r} in {name}; known: {', '.join(DECODINGS)}")
-    if 1 not in values["rows"]:
-        parser.error("--rows must include 1: v(n) is relative to it")
-    if values["json"] is not None and not values["json"].absolute().parent.is_dir():
-        parser.error(f"--json: there is no directory {values['json'].parent}")
+        parser.check_known(name, values[name], DECODINGS)
+    parser.check_rows(values["rows"])
+    parser.check_place("--json", values["json"])
     for name in ("method_configs", "prompts"):
         values[name] = tuple(values[name] or ())
     return Options(**values)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.arguments import BenchParser
 from harness.options import as_count, as_list_of
 from harness.prompts import PROMPTS_VARIABLE
 
@@ -50,17 +51,9 @@ class Options:
 
 def parse_options(description: str, arguments: Sequence[str] | None = None) -> Options:
     """Options from the command line; exits with a message for values that make no sense."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    _add_server(parser)
-    _add_requests(parser)
-    _add_effort(parser)
-    if parser.parse_known_args(arguments)[0].quick:
-        parser.set_defaults(**QUICK)
-    values = vars(parser.parse_args(arguments))
-    if values["json"] is not None and not values["json"].absolute().parent.is_dir():
-        parser.error(f"--json: there is no directory {values['json'].parent}")
+    parser = BenchParser(description, _add_server, _add_requests, _add_effort, quick=QUICK)
+    values = parser.values(arguments)
+    parser.check_place("--json", values["json"])
     values["prompts"] = tuple(values["prompts"] or ())
     return Options(**values)
 

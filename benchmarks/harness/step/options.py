@@ -9,6 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from harness.arguments import BenchParser
 from harness.options import as_count, as_list_of, as_ranges
 
 FORMATS = ("float32", "bfloat16", "q4_1", "q4_0", "q8_0")
@@ -43,24 +44,15 @@ class Options:
 
 def parse_options(description: str, arguments: Sequence[str] | None = None) -> Options:
     """Options from the command line; exits with a message for values that make no sense."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    _add_subject(parser)
-    _add_effort(parser)
-    _add_output(parser)
-    values = vars(parser.parse_args(arguments))
+    parser = BenchParser(description, _add_subject, _add_effort, _add_output)
+    values = parser.values(arguments)
     for name, known in (("formats", FORMATS), ("peers", PEERS)):
         values[name] = tuple(dict.fromkeys(values[name] or ()))
-        unknown = [value for value in values[name] if value not in known]
-        if unknown:
-            parser.error(f"unknown {unknown[0]!r} in {name}; known: {', '.join(known)}")
-    if 1 not in values["rows"]:
-        parser.error("--rows must include 1: v(n) is relative to it")
-    for name in ("json", "plot"):
-        path = values[name]
-        if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
-            parser.error(f"--{name}: there is no directory {Path(path).parent}")
+        parser.check_known(name, values[name], known)
+    parser.check_rows(values["rows"])
+    if values["json"] not in (None, "-"):
+        parser.check_place("--json", Path(values["json"]))
+    parser.check_place("--plot", values["plot"])
     values["files"] = dict(values.pop("file") or [])
     return Options(**values)
 
