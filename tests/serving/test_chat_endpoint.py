@@ -175,6 +175,7 @@ def test_stop_string_is_never_shown(server: RunningServer, client: openai.OpenAI
     chunks = list(chat(client, **GREEDY, stop=stop, stream=True))
     found = joined(chunks)
     assert (found["text"], found["finish_reason"]) == (expected, "stop")
+    assert chunks[-1].choices[0].stop_reason == stop
     kept = chat(client, **GREEDY, stop=[stop]).choices[0]
     assert kept.stop_reason == stop
 

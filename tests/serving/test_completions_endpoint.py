@@ -167,6 +167,17 @@ def test_stream_joins_to_the_whole(client: openai.OpenAI, name: str, logprobs: i
         )
 
 
+def test_stream_says_what_stopped_each_answer(client: openai.OpenAI) -> None:
+    fields = {"prompt": [[5, 6, 7], [9, 8]], "max_tokens": 12, "temperature": 0}
+    made = complete(client, **fields, extra_body={"return_token_ids": True}).choices
+    stops = {"ignore_eos": True, "stop_token_ids": [made[0].token_ids[3]]}
+    whole = complete(client, **fields, extra_body=stops).choices
+    chunks = list(complete(client, **fields, extra_body=stops, stream=True))
+    reasons = {c.index: c.stop_reason for chunk in chunks for c in chunk.choices if c.finish_reason}
+    assert reasons[0] == made[0].token_ids[3]
+    assert reasons == {choice.index: choice.stop_reason for choice in whole}
+
+
 def test_stream_tells_token_ids_and_steps(client: openai.OpenAI) -> None:
     fields = {**GREEDY, "prompt": PROMPTS[:2], "return_token_ids": True}
     whole = complete(client, **fields)

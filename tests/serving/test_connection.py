@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
-from servers import RunningServer, serving, slow_llm
+from servers import WAIT_S, RunningServer, serving, slow_llm
 
 from outpace.serving import connection
 from outpace.serving.connection import MAX_HEADER_BYTES
@@ -111,3 +112,41 @@ def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None
     answer = read_all(server, (HEAD + b"\r\n") * 2 + last)
     statuses = [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]]
     assert statuses == [b"200", b"200", b"404"]
+
+
+ANSWERS = 300
+"""More of the schema than what is between two sockets can hold."""
+
+
+def asked_for_much(server: RunningServer) -> socket.socket:
+    """A connection with a small window, on which many long answers were asked for."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(WAIT_S)
+    sock.connect(("127.0.0.1", server.port))
+    one = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
+    sock.sendall((one + b"\r\n") * (ANSWERS - 1) + one + b"Connection: close\r\n\r\n")
+    return sock
+
+
+def test_answers_that_nobody_reads_are_let_go() -> None:
+    """Their connection would otherwise stay, and with it what was written, as long as the client
+    likes."""
+    with serving(send_timeout_s=0.2) as hasty, asked_for_much(hasty):
+        connections = hasty.server.server_state.connections
+        hasty.wait_until(lambda: bool(connections))
+        hasty.wait_until(lambda: not connections)
+
+
+def test_who_reads_slowly_gets_everything() -> None:
+    with serving(send_timeout_s=0.5) as patient, asked_for_much(patient) as sock:
+        num_read = num_answers = 0
+        rest = b""
+        while more := sock.recv(65536):
+            num_read += len(more)
+            if num_read // 10**6 > (num_read - len(more)) // 10**6:
+                threading.Event().wait(0.1)
+            rest += more
+            num_answers += rest.count(b"HTTP/1.1 200 OK")
+            rest = rest[rest.rfind(b"HTTP/1.1 200 OK") + 1 :][-100:]
+    assert num_answers == ANSWERS

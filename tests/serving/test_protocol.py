@@ -52,8 +52,8 @@ def refusal(model: Any, body: Any) -> ApiError:
         (chat(logit_bias={"٣": 1}), "logit_bias.٣", "invalid_value"),
         (chat(stop_token_ids=[-1]), "stop_token_ids.0", "invalid_value"),
         (chat(messages=[]), "messages", "invalid_value"),
-        (chat(messages=[{"role": "king", "content": ""}]), "messages.0", "invalid_value"),
-        (chat(messages=[{"content": ""}]), "messages.0", "invalid_value"),
+        (chat(messages=[{"role": "king", "content": ""}]), "messages.0.role", "invalid_value"),
+        (chat(messages=[{"content": ""}]), "messages.0.role", "invalid_value"),
         (chat(messages=[{"role": "user"}]), "messages.0.content", "missing_required_parameter"),
         (message(5), "messages.0.content", "invalid_type"),
         (message(None), "messages.0.content", "invalid_type"),
@@ -62,7 +62,7 @@ def refusal(model: Any, body: Any) -> ApiError:
         (message([{"type": "input_audio"}]), "messages.0.content", "unsupported_parameter"),
         (message("", name="x"), "messages.0.name", "unsupported_parameter"),
         (message("", words=1), "messages.0.words", "unknown_field"),
-        (chat(response_format={"type": "xml"}), "response_format", "invalid_value"),
+        (chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
         (
             chat(response_format={"type": "json_schema", "json_schema": {"name": "x"}}),
             "response_format.json_schema.schema",
@@ -177,3 +177,21 @@ def test_tokenize_takes_a_prompt_or_messages(body: Any) -> None:
 @pytest.mark.parametrize("body", [[], "a", None, 5])
 def test_body_that_is_no_object(body: Any) -> None:
     assert "must be a JSON object" in refusal(ChatRequest, body).message
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            chat(messages=[{"role": "king", "content": ""}]),
+            "messages.0.role must be one of 'system'",
+        ),
+        (chat(messages=[{"content": ""}]), "messages.0.role is required"),
+        (chat(messages=[]), "messages must not be empty"),
+        (chat(speculative_config=3), "speculative_config: should be an object, got 3"),
+    ],
+)
+def test_messages_speak_of_json(body: dict[str, Any], said: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(ChatRequest, body)
+    assert caught.value.message.startswith(said)

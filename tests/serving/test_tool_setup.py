@@ -212,7 +212,7 @@ def test_the_finish_reason_follows_openai() -> None:
         (None, "auto", None, "tool_choice", "there are no tools"),
         (None, "none", None, "tool_choice", "there are no tools"),
         (None, NAMED, None, "tool_choice", "there are no tools"),
-        (None, None, True, "parallel_tool_calls", "there are no tools"),
+        (None, None, False, "parallel_tool_calls", "there are no tools"),
         ([], None, None, "tools", "non-empty list"),
         ([CLOCK, CLOCK], None, None, "tools", r"tools\[1\].function.name: there are two"),
         ([CLOCK] * 129, "none", None, "tools", "at most 128"),

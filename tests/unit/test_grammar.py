@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from chat_templates import byte_tokenizer
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +18,9 @@ from tiny import BEGIN_ID, END_ID, tiny_model
 from toy_grammar import TOY, A, B, C, D, allowed_after, compiled, compiler
 
 from outpace.errors import OptionError
-from outpace.grammar import GrammarCompiler, GrammarState, state
+from outpace.grammar import Grammar, GrammarCompiler, GrammarState, state
 from outpace.grammar import compiler as compiling
+from outpace.models.tokenizer import Tokenizer
 from outpace.params import StructuredOutputsParams
 
 PROMPT = [3, 4, 5]
@@ -307,3 +310,83 @@ def test_a_table_that_is_always_too_small_is_not_built_for_ever(
     grammar = compiled(WIDE, regex="(e|t)*e(e|t){14}")
     with pytest.raises(OptionError, match=r"takes too much work .*too many states"):
         random_walk(grammar.start(), "et", 3000)
+
+
+MARKED = byte_tokenizer(None, ("<mark>",), ("<added>",))
+"""Beside its end token "<e>": a special token, and one that is none."""
+
+
+@pytest.mark.parametrize("name", ["<e>", "<mark>"])
+@pytest.mark.parametrize(
+    ("structure", "text"),
+    [
+        ({"choice": ["a{}b"]}, "a{}b"),
+        ({"regex": "a{}b"}, "a{}b"),
+        ({"grammar": 'start: "a{}b"'}, "a{}b"),
+        ({"json": {"const": "a{}b"}}, '"a{}b"'),
+    ],
+)
+def test_names_of_special_tokens_are_text_in_a_text(
+    structure: dict[str, Any], text: str, name: str
+) -> None:
+    """Taken for the token, the end token's name would end the answer in the middle."""
+    asked = json.loads(json.dumps(structure).replace("{}", name))
+    spelled = [MARKED.encode(byte, add_special_tokens=False)[0] for byte in text.format(name)]
+    state = compiled_for(MARKED, asked).start()
+    assert state.forced(PROMPT, len(PROMPT)) == tuple(spelled)
+    for place, token_id in enumerate(spelled):
+        allowed = allowed_by(state, spelled[:place], size=MARKED.vocab_size)
+        assert allowed == {token_id}
+    assert allowed_by(state, spelled, size=MARKED.vocab_size) == set(MARKED.end_token_ids)
+
+
+def test_special_tokens_can_be_named_in_a_grammar() -> None:
+    a, b = (MARKED.encode(letter, add_special_tokens=False)[0] for letter in "ab")
+    mark = MARKED.vocab()["<mark>"]
+    grammar = 'start: "a" <mark> x // no <mark> here\nx: "b" | /[<]mark>/ | "<mark>"'
+    state = compiled_for(MARKED, {"grammar": grammar}).start()
+    assert allowed_by(state, [a], size=MARKED.vocab_size) == {mark}
+    less = MARKED.encode("<", add_special_tokens=False)[0]
+    assert allowed_by(state, [a, mark], size=MARKED.vocab_size) == {b, less}
+
+
+def compiled_for(tokenizer: Tokenizer, structure: dict[str, Any]) -> Grammar:
+    ends = tokenizer.end_token_ids
+    compiler = GrammarCompiler(tokenizer.to_json, tokenizer.vocab_size, ends)
+    return compiler.compile(StructuredOutputsParams(**structure))
+
+
+BEYOND = 2**53 + 1
+"""The first whole number that is no double."""
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": BEYOND},
+        {"const": [{"id": -BEYOND}]},
+        {"const": 2**63 - 1},
+        {"properties": {"id": {"enum": [1, 10**400]}}},
+        {"type": "integer", "minimum": BEYOND},
+        {"anyOf": [{"type": "integer", "exclusiveMaximum": 10**17 + 1}]},
+    ],
+)
+def test_numbers_that_would_become_others_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"number -?\d+ has more digits than can be kept"):
+        compiled(WIDE, json=schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": BEYOND - 1},
+        {"const": 10**22},
+        {"type": "integer", "minimum": 0, "maximum": 2**63 - 1, "default": BEYOND},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+    ],
+)
+def test_numbers_that_can_be_kept_are_taken(schema: dict[str, Any]) -> None:
+    state = compiled(WIDE, json=schema).start()
+    whole = str(schema.get("const", 2**63 - 1))
+    output = SPELL.encode(whole, add_special_tokens=False)
+    assert END_ID in allowed_by(state, output, size=258)

@@ -33,6 +33,7 @@ COMMANDS = {
         "outpace.cli.measure_quality:measure_quality",
         "What bfloat16 or packed weights change, against float32.",
     ),
+    "plan": ("outpace.cli.plan:plan", "What a model and its draft take in memory, and if it fits."),
     "info": ("outpace.cli.info:info", "Versions, processor and cache folder."),
 }
 

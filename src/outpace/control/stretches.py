@@ -93,8 +93,9 @@ class Stretches:
 
     def _observe_drafting(self, shape: PassShape, num_tokens: int, seconds: float) -> None:
         if shape.num_seqs.bit_length() not in self._paces:
-            # What so many sequences cost plainly is not known from fewer.
-            self._left, self._steps, self.is_firm = SHORT_STRETCH, 0, True
+            # What so many sequences cost plainly is not known from fewer. One alone that copies is
+            # not kept waiting for it.
+            self._left, self._steps, self.is_firm = SHORT_STRETCH, 0, shape.num_seqs > 1
             return
         plain_s = self.plain_s(shape.num_seqs, shape.context)
         self._rate.observe(num_tokens, seconds, shape.num_seqs, plain_s)

@@ -281,10 +281,10 @@ class AutoDrafter(Drafter):
             self._trained.observe(seqs, scores, verdicts)
         requests: list[RequestRecord] = []
         for seq, verdict in zip(seqs, verdicts, strict=True):
-            made = self._made.pop(seq.seq_id, None)
+            made = self._made.pop(seq.seq_id, NOTHING_MADE)
             if verdict.token_ids and seq.seq_id in self._is_ready:
                 self._is_ready[seq.seq_id] = True
-            if made is None:
+            if not verdict.token_ids:
                 continue
             self._learn(seq, made, verdict)
             source = self._names[made.source]

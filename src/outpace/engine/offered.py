@@ -48,7 +48,7 @@ class OfferedMethods:
         if not isinstance(method, str) or method not in self.limits:
             raise OptionError(
                 f"method must be one of {', '.join(self.names)} here, got {method!r:.80}; others "
-                "are to be given when the engine is made (request_methods)"
+                "are to be named when it starts (LLM's request_methods, --request-method of serve)"
             )
         return method, self._limit(method, asked)
 

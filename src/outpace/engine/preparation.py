@@ -86,10 +86,11 @@ class Preparation:
 
     def _check_length(self, token_ids: list[int]) -> None:
         if len(token_ids) >= self.max_model_len:
+            is_raisable = self.max_model_len < self.target.max_len
+            way_out = f" or raise max_model_len (the model allows {self.target.max_len})"
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens and leaves no room for an answer in a "
-                f"context of {self.max_model_len}; shorten it or raise max_model_len (the model "
-                f"allows {self.target.max_len})"
+                f"context of {self.max_model_len}; shorten it{way_out if is_raisable else ''}"
             )
 
     def _answer(self, seq: Sequence, draft_limit: int) -> Request:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from outpace.errors import OptionError
 from outpace.grammar.compilation import Compilation
 from outpace.grammar.source import readable, source_of, to_llguidance, unusable
+from outpace.grammar.special import special_tokens, with_texts_as_text
 from outpace.grammar.state import Grammar
 from outpace.params import StructuredOutputsParams
 
@@ -48,6 +49,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._end_token_ids = sorted(i for i in end_token_ids if 0 <= i < vocab_size)
         self._tokenizer: LLTokenizer | None = None
+        self._special: dict[str, int] = {}
         self._building = threading.Lock()
         self._cache: OrderedDict[tuple[str, bool, str], Grammar] = OrderedDict()
         self._cached = threading.Lock()
@@ -97,11 +99,12 @@ class GrammarCompiler:
             max_lexer_states=MAX_LEXER_STATES,
             verbose_errors=False,
         )
+        tokenizer = self._llguidance_tokenizer()
         try:
-            text = to_llguidance(asked, source)
+            text = to_llguidance(asked, source, self._special)
         except Exception as error:  # the converter raises many kinds
             raise unusable(asked.kind, str(error) or type(error).__name__) from None
-        matcher = LLMatcher(self._llguidance_tokenizer(), text, log_level=0, limits=limits)
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if not matcher.is_error():
             # The first mask builds what the others share; grammars without any word show here too.
             matcher.compute_bitmask()
@@ -119,8 +122,10 @@ class GrammarCompiler:
         with self._building:
             if self._tokenizer is None:
                 try:
+                    own = self._tokenizer_json()
+                    self._special = special_tokens(own)
                     self._tokenizer = LLTokenizer(
-                        self._tokenizer_json(),
+                        with_texts_as_text(own),
                         n_vocab=self._vocab_size,
                         eos_token=self._end_token_ids,
                     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outpace.errors import OptionError
+from outpace.grammar.special import names_as_ids
 from outpace.params import StructuredOutputsParams
 
 MAX_BYTES = {
@@ -17,6 +18,10 @@ MAX_BYTES = {
 }
 """Most bytes of each kind of source. Expressions that are built to be hard take seconds and a GB
 from about 30 kB on."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_KEPT = ("const", "enum", *_BOUNDS)
+_LIMITS = (2**63 - 1, 2**64 - 1)
+"""Bounds of common types, which the library takes for the largest number that it knows."""
 MAX_REASON = 300
 """Characters of the library's explanations that are passed on."""
 
@@ -49,9 +54,10 @@ def _schema_text(schema: str | Mapping[str, Any] | None) -> str:
         if isinstance(schema, str):
             if len(schema) > MAX_BYTES["json"]:
                 return schema  # refused for its length, without being read
-            schema = json.loads(schema)
+            schema = json.loads(schema, object_pairs_hook=_without_duplicates)
         if not isinstance(schema, Mapping):
             raise unusable("json", f"a schema is a JSON object, got {schema!r:.80}")
+        _check_numbers(schema)
         return json.dumps(dict(schema), ensure_ascii=False, allow_nan=False)
     except RecursionError:
         raise unusable("json", "it is nested too deeply") from None
@@ -61,15 +67,48 @@ def _schema_text(schema: str | Mapping[str, Any] | None) -> str:
         raise unusable("json", f"it is no JSON ({error})") from None
 
 
-def to_llguidance(asked: StructuredOutputsParams, source: str) -> str:
-    """What llguidance compiles, from a source in another notation."""
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it gives a key twice")
+    return found
+
+
+def _check_numbers(schema: Any, *, is_kept: bool = False) -> None:
+    """Raise OptionError for a whole number that the library, whose numbers are doubles, would write
+    as another one. is_kept: the value is part of what an answer must equal or keep to."""
+    if isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if not (key in _BOUNDS and value in _LIMITS):
+                _check_numbers(value, is_kept=is_kept or key in _KEPT)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            _check_numbers(value, is_kept=is_kept)
+    elif is_kept and isinstance(schema, int) and not _is_double(schema):
+        raise unusable(
+            "json", f"the number {schema!s:.40} has more digits than can be kept (2**53 is safe)"
+        )
+
+
+def _is_double(number: int) -> bool:
+    try:
+        return float(number) == number
+    except OverflowError:
+        return False
+
+
+def to_llguidance(
+    asked: StructuredOutputsParams, source: str, special: Mapping[str, int] | None = None
+) -> str:
+    """What llguidance compiles, from a source in another notation. special: the ids of the special
+    tokens, which a grammar may name."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
     if asked.kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if asked.kind == "grammar":
-        return LLMatcher.grammar_from_lark(any_to_lark(source))
+        return LLMatcher.grammar_from_lark(names_as_ids(any_to_lark(source), special or {}))
     if asked.kind == "choice":
         texts = [json.dumps(text, ensure_ascii=False) for text in asked.choice or ()]
         return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))

@@ -17,13 +17,18 @@ DRAFTS = Path(__file__).parent.parent / "drafts"
 
 def bundled_draft(parts: TargetParts, algorithm: str) -> Path | None:
     """The directory of the draft for this target, if there is one."""
+    return bundled_for(parts.fingerprint, algorithm)
+
+
+def bundled_for(fingerprint: str, algorithm: str) -> Path | None:
+    """The directory of the draft for the target with this fingerprint, if there is one."""
     for path in sorted(DRAFTS.glob(f"*/{CONFIG}")):
         values = read_config(path.parent)
         binding = read_binding(values, str(path.parent))
         assert binding is not None, f"{path} is not bound to a target"
         if (
             values.get("speculators_model_type") == algorithm
-            and binding.target_fingerprint == parts.fingerprint
+            and binding.target_fingerprint == fingerprint
         ):
             return path.parent
     return None

@@ -122,7 +122,7 @@ def read_exit(directory: str | Path, parts: TargetParts) -> ExitCheckpoint:
     """
     directory = Path(directory)
     values, name = read_config(directory), str(directory)
-    config = _read_config(values, name)
+    config = read_exit_config(values, name)
     binding = read_binding(values, name)
     if binding is None or binding.lm_head != TARGET:
         raise ModelError(
@@ -161,7 +161,9 @@ def write_exit(
     write_draft(Path(directory), values, tensors)
 
 
-def _read_config(values: Mapping[str, Any], name: str) -> ExitConfig:
+def read_exit_config(values: Mapping[str, Any], name: str) -> ExitConfig:
+    """A trained exit by the content of its `config.json`. Raises ModelError for other kinds and for
+    fields that are not known."""
     fields = Fields(values, name)
     fields.check_kind(MODEL_TYPE, "a trained exit")
     fields.check_known(_KNOWN)

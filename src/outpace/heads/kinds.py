@@ -27,14 +27,9 @@ def detect_kind(directory: str | Path) -> str:
 
     directory = Path(directory)
     values = read_config(directory)
-    stated, model_type = values.get("speculators_model_type"), values.get("model_type")
-    if stated is not None:
-        if stated in _BY_SPECULATORS_TYPE:
-            return _BY_SPECULATORS_TYPE[stated]
-        known = ", ".join(_BY_SPECULATORS_TYPE)
-        raise ModelError(f"{directory}: speculators_model_type is {stated!r}; supported: {known}")
-    if model_type in _BY_MODEL_TYPE:
-        return _BY_MODEL_TYPE[model_type]
+    kind, model_type = head_kind(values, str(directory)), values.get("model_type")
+    if kind is not None:
+        return kind
     if model_type in SUPPORTED and _has_tokenizer(directory):
         return DRAFT_MODEL
     raise ModelError(
@@ -42,6 +37,20 @@ def detect_kind(directory: str | Path) -> str:
         "directory that `outpace train` wrote, an EAGLE head in speculators' layout, Medusa heads "
         "in vLLM's, or a small model with its tokenizer"
     )
+
+
+def head_kind(values: Mapping[str, Any], name: str) -> str | None:
+    """The method that a `config.json` describes heads for; None where it is not that of heads.
+
+    Raises ModelError for heads of a kind that is not supported.
+    """
+    stated, model_type = values.get("speculators_model_type"), values.get("model_type")
+    if stated is None:
+        return _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
+    if isinstance(stated, str) and stated in _BY_SPECULATORS_TYPE:
+        return _BY_SPECULATORS_TYPE[stated]
+    known = ", ".join(_BY_SPECULATORS_TYPE)
+    raise ModelError(f"{name}: speculators_model_type is {stated!r}; supported: {known}")
 
 
 def speculative_config(directory: str | Path, **options: Any) -> Mapping[str, Any]:

@@ -132,7 +132,7 @@ def read_medusa(directory: str | Path, parts: TargetParts) -> MedusaCheckpoint:
     """
     directory = Path(directory)
     values, name = read_config(directory), str(directory)
-    config = _read_config(values, name)
+    config = read_medusa_config(values, name)
     binding = read_binding(values, name)
     if binding is not None:
         binding.check(parts, name)
@@ -192,7 +192,9 @@ def write_medusa(
     write_draft(Path(directory), values, tensors)
 
 
-def _read_config(values: Mapping[str, Any], name: str) -> MedusaConfig:
+def read_medusa_config(values: Mapping[str, Any], name: str) -> MedusaConfig:
+    """Medusa heads by the content of their `config.json`. Raises ModelError for other kinds and for
+    fields that are not known."""
     fields = Fields(values, name)
     fields.check_kind(MODEL_TYPE, "Medusa heads in vLLM's layout")
     if fields.values.get("logit_scale", 1.0) != 1.0:

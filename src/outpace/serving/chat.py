@@ -202,7 +202,10 @@ class ChatReply:
                 part |= choice.tokens(event)
             yield part
         if event.finish_reason is not None:
-            yield choice.part({}) | {"finish_reason": choice.finish_reason(event)}
+            yield choice.part({}) | {
+                "finish_reason": choice.finish_reason(event),
+                "stop_reason": self._group.requests[event.index].fold.stop_reason,
+            }
 
 
 class _StreamedChoice:

@@ -207,7 +207,10 @@ class CompletionReply:
             part["logprobs"] = self._logprobs(event.token_ids, event.logprobs, choice.offsets)
             yield part
         if event.finish_reason is not None:
-            yield choice.part("") | {"finish_reason": event.finish_reason}
+            yield choice.part("") | {
+                "finish_reason": event.finish_reason,
+                "stop_reason": choice.group.requests[event.index].fold.stop_reason,
+            }
 
 
 class _StreamedChoice:

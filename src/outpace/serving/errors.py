@@ -111,7 +111,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     messages = {
-        404: f"there is nothing at {path!r:.200}",
+        404: f"there is nothing at {path!r:.200}; the API is below /v1 (a client's base URL)",
         405: f"{request.method} is not possible at {path!r:.200}",
     }
     message = messages.get(error.status_code, str(error.detail))

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from outpace.engine.llm import LLM
 from outpace.errors import OptionError
 from outpace.serving.app import create_app
-from outpace.serving.connection import GuardedConnection
+from outpace.serving.connection import connection_class
 from outpace.serving.service import Service
 from outpace.serving.settings import ServerSettings
 
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=GuardedConnection,
+            http=connection_class(settings.send_timeout_s),
             ws="none",
             loop="asyncio",
             lifespan="off",

@@ -46,7 +46,7 @@ class ServerSettings:
     max_choices: most texts in a choice.
     grammar_timeout_s: most seconds to compile a grammar.
     body_timeout_s: seconds in which a request must have arrived as a whole.
-    send_timeout_s: seconds that a client may leave a part of a streamed answer unread.
+    send_timeout_s: seconds in which a client may read nothing of an answer that waits for it.
     keep_alive_s: seconds that a connection may stay open between requests.
     shutdown_grace_s: seconds in which running answers may end after a signal to stop.
 

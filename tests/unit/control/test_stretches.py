@@ -90,8 +90,17 @@ def test_what_always_turns_up_does_not_end_every_stretch() -> None:
         if stretches.is_plain and not stretches.is_firm:
             stretches.end()
         plain += stretches.is_plain
-        run(stretches, 1, lambda i: (1, 1.0))
+        rows, seconds = (8, 2.0) if stretches.is_plain else (16, 4.0)
+        stretches.observe(PassShape(8, rows, 80), 8, seconds)
     assert plain > 3500
+
+
+def test_one_text_that_copies_from_the_start_is_drafted_for_at_once() -> None:
+    stretches = Stretches(TABLE)
+    for _ in range(100):
+        stretches.end()
+        assert not stretches.is_plain
+        stretches.observe(DRAFTED, 4, 1.0)
 
 
 def test_a_stretch_stays_open_to_what_paid_when_it_was_tried() -> None:

@@ -84,6 +84,10 @@ _TENSOR_TYPES = {
 }
 
 
+BLOCKS = {name: (values, num_bytes) for name, values, num_bytes in _TENSOR_TYPES.values()}
+"""Values and bytes of one block of each type."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Where one tensor lies. shape is row-major (outermost first), as torch has it.

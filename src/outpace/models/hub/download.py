@@ -82,6 +82,20 @@ def fetch(name: HubName, progress: Progress | None = None) -> Path:
         raise
 
 
+def fetch_config(name: HubName) -> Path:
+    """`config.json` of a repository on the Hub, and nothing else of it; from the cache where the
+    Hub does not answer. Raises DownloadError as `fetch`."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        bar = _bar_class(None)
+        path = hf_hub_download(name.repo, "config.json", revision=name.revision, tqdm_class=bar)
+        return Path(path)
+    # As in `_Download._explained`.
+    except Exception as error:
+        raise _explanation(error, name) from error
+
+
 class _Download:
     """One model on its way: the listing of its repository, and the bytes counted so far."""
 

@@ -12,6 +12,8 @@ from pydantic_core import ErrorDetails
 from outpace.serving.errors import ApiError
 
 Model = TypeVar("Model", bound=BaseModel)
+_OBJECT = "should be an object"
+_WANTED = {"dict_type": _OBJECT, "model_type": _OBJECT, "model_attributes_type": _OBJECT}
 SHOWN = 80
 """Most characters of a faulty value or name that a message repeats."""
 
@@ -42,10 +44,25 @@ def _fault(fault: ErrorDetails, data: Any) -> ApiError:
         return ApiError(400, f"{path} {fault['msg']}", param=path, code="unsupported_parameter")
     if kind == "one_of_two":
         return ApiError(400, fault["msg"])
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _unknown_kind(fault, path)
+    if kind == "too_short" and fault.get("ctx", {}).get("min_length") == 1:
+        return ApiError(400, f"{path} must not be empty", param=path, code="invalid_value")
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    wanted = fault["msg"].replace("Input should", "should")
+    wanted = _WANTED.get(kind) or fault["msg"].replace("Input should", "should")
     where = path or "the body"
     return ApiError(400, f"{where}: {wanted}, got {_shown(value)}", param=path or None, code=code)
+
+
+def _unknown_kind(fault: ErrorDetails, path: str) -> ApiError:
+    """What is told apart by one of its fields, which has none of the values that are known."""
+    context = fault.get("ctx", {})
+    name = str(context.get("discriminator", "")).strip("'").removesuffix("()")
+    where = f"{path}.{name}" if path else name
+    known = f"must be one of {context['expected_tags']}" if "expected_tags" in context else ""
+    got = f"got {context['tag']!r:.{SHOWN}}" if "tag" in context else "is required"
+    wanted = ", ".join(part for part in (known, got) if part)
+    return ApiError(400, f"{where} {wanted}", param=where, code="invalid_value")
 
 
 def _unknown(faults: list[ErrorDetails], model: type[BaseModel], data: Any) -> ApiError:

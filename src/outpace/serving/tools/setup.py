@@ -57,7 +57,9 @@ class ToolSetup:
         Raises ApiError for what is malformed, does not fit together, or is too large.
         """
         if tools is None:
-            for name, value in _given(tool_choice, parallel_tool_calls):
+            # Several at once is what OpenAI takes it for where nothing is said.
+            is_single = False if parallel_tool_calls is False else None
+            for name, value in _given(tool_choice, is_single):
                 raise _refusal(name, f"{name} is {value!r:.80}, but there are no tools")
             return None
         try:
