@@ -104,8 +104,9 @@ def test_a_server_with_a_key() -> None:
         with pytest.raises(OutpaceError, match="refused"):
             RemoteModel(server.url)
         assert ask(RemoteModel(server.url, api_key="secret"))[0].text
-        result = run_chat(server.url, "abc\n", OUTPACE_API_KEY="secret")
-        assert result.exit_code == 0
+        for variable in ("secret", "secret other"):
+            result = run_chat(server.url, "abc\n", OUTPACE_API_KEY=variable)
+            assert result.exit_code == 0, result.output
 
 
 def test_stopping_frees_the_row() -> None:

@@ -331,3 +331,10 @@ async def test_nothing_new_while_the_server_ends() -> None:
 
 def test_the_server_does_not_name_itself(server: RunningServer) -> None:
     assert "server" not in server.client.get("/health").headers
+
+
+def test_a_body_that_is_encoded_otherwise_is_refused(server: RunningServer) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with server.socket() as connection:
+        connection.sendall(f"{head}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")

@@ -99,7 +99,9 @@ def _server(url: str, api_key: str | None, values: dict[str, Any]) -> Partner:
         )
     speculation = {name: values[name] for name in sorted(per_request & given)}
     model = values["model"] if "model" in given else None
-    return RemoteModel(url, api_key=api_key, model=model, speculation=speculation)
+    # The variable may hold several keys, as `outpace serve` takes them; any of them will do.
+    first_key = next(iter((api_key or "").split()), None)
+    return RemoteModel(url, api_key=first_key, model=model, speculation=speculation)
 
 
 def _converse(partner: Partner, conversation: Conversation, params: SamplingParams) -> int:

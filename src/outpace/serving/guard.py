@@ -132,6 +132,8 @@ class Guard:
         if length == b"0" and b"transfer-encoding" not in headers:
             return b""
         _check_content_type(headers)
+        if headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+            raise ApiError(400, "a body must come as it is or in chunks, not encoded otherwise")
         # The parser has refused lengths that are no number.
         if int(length) > self._settings.max_body_bytes:
             raise _TooLarge

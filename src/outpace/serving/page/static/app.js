@@ -170,7 +170,10 @@ function setBusy(isBusy) {
 
 function showFailure(error) {
   const isKnown = error instanceof ApiFailure || error instanceof FormError;
-  byId("error").textContent = isKnown ? error.message : `The page failed: ${error.message}`;
+  const lacksKey = error.status === 401 && byId("key").value === "";
+  byId("error").textContent = lacksKey
+    ? "This server wants an API key; enter it in the form."
+    : isKnown ? error.message : `The page failed: ${error.message}`;
   byId("error").hidden = false;
   byId("error").scrollIntoView({ block: "nearest" });
   say("");
