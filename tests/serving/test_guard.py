@@ -52,7 +52,7 @@ async def ask(
         return {"type": "http.disconnect"}
 
     answer = Answer()
-    state = SimpleNamespace(**({"is_draining": False} | service))
+    state = SimpleNamespace(**({"is_draining": False, "bodies": set()} | service))
     guard = Guard(app or hello, settings=settings, service=state)
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": list(headers)}
     await guard(scope, receive, answer.send)  # type: ignore[arg-type]

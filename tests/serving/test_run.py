@@ -165,6 +165,19 @@ def test_a_full_queue_is_429_with_retry_after() -> None:
         server.wait_until_idle()
 
 
+def test_who_is_still_sending_a_body_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving() as server:
+        connection = server.socket()
+        connection.sendall(f'{head}Content-Length: 500\r\n\r\n{{"model"'.encode())
+        server.wait_until(lambda: bool(server.service.bodies))
+        server.server.handle_exit(15, None)
+        with connection:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 503")
+            assert connection.recv(4096) == b""
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_running_answers_end_and_new_requests_get_503() -> None:
     engine = HeldEngine()
     with serving(engine.llm, shutdown_grace_s=WAIT_S) as server:

@@ -32,6 +32,7 @@ _HEADERS = (
 
 class _Draining(Protocol):
     is_draining: bool
+    bodies: set[asyncio.Timeout]
 
 
 class Guard:
@@ -137,15 +138,21 @@ class Guard:
         # The parser has refused lengths that are no number.
         if int(length) > self._settings.max_body_bytes:
             raise _TooLarge
+        limit = asyncio.timeout(self._settings.body_timeout_s)
+        self._service.bodies.add(limit)
         try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
+            async with limit:
                 return await _read(receive, self._settings.max_body_bytes)
         except TimeoutError as error:
+            if self._service.is_draining:
+                raise shutting_down() from error
             raise ApiError(
                 408,
                 f"the body did not arrive within {self._settings.body_timeout_s:g} s",
                 headers={"Connection": "close"},
             ) from error
+        finally:
+            self._service.bodies.discard(limit)
 
     async def _refuse_large(self, scope: Scope, receive: Receive, response: _Response) -> None:
         """Answer 413, then read on for a moment: the client sees the answer only if it gets rid of

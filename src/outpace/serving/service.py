@@ -81,6 +81,7 @@ class Service:
         self.admission = Admission(llm.state().num_rows, settings.max_queue)
         self.metrics = ServerMetrics(self)
         self.is_draining = False
+        self.bodies: set[asyncio.Timeout] = set()  # time limits of those that are being read
         self._running: set[RunningStream] = set()
         # Apart, so that grammars which take long delay only other grammars.
         num_threads = max(2, min(4, (os.cpu_count() or 2) // 2))
@@ -171,6 +172,8 @@ class Service:
         `is_forced` is set, end them with an error."""
         self.is_draining = True
         self.admission.close()
+        for limit in self.bodies:
+            limit.reschedule(asyncio.get_running_loop().time())
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._running and not is_forced.is_set():
