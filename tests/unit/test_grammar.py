@@ -163,6 +163,7 @@ for _ in range(5000):
     [
         ({"json": {"type": "strin"}}, "this json cannot be used: Invalid type: strin"),
         ({"json": "{"}, "this json cannot be used: it is no JSON"),
+        ({"json": '{"type": "string", "type": "null"}'}, "the key 'type' is given twice"),
         ({"json": "[1]"}, "a schema is a JSON object, got"),
         ({"json": {"const": float("nan")}}, "it is no JSON"),
         ({"json": {"const": {1, 2}}}, "it is no JSON"),

@@ -15,9 +15,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # room: the rooms it may import from, besides itself
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "strict_json": set(),
     "files": {"errors"},
     "params": {"errors"},
-    "grammar": {"errors", "params"},
+    "grammar": {"errors", "params", "strict_json"},
     "types": {"errors", "params", "grammar"},
     "outputs": {"errors", "params", "types"},
     "sampling": {"errors", "params", "types"},
@@ -36,8 +37,9 @@ ALLOWED["speculative"] = {"errors", "params", "types", "sampling", "verification
 _TOP = {*ALLOWED["engine"], "engine", "speculative", "__init__"}
 ALLOWED |= {room: set(_TOP) for room in ("serving", "measure", "integrations", "cli", "__init__")}
 ALLOWED["measure"] |= {"files"}
+ALLOWED["serving"] |= {"strict_json"}
 ALLOWED["training"] = {*ALLOWED["drafters"], "drafters", "files"}
-ALLOWED["cli"] |= {"native", "serving", "measure", "integrations", "training"}
+ALLOWED["cli"] |= {"native", "serving", "measure", "integrations", "training", "strict_json"}
 # `transformers` is an oracle and a fallback, not a dependency.
 TRANSFORMERS_HOMES = ("models/hf/adapter.py", "integrations/")
 

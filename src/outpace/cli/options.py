@@ -15,6 +15,7 @@ import click
 from outpace.cli.model_options import Decorator, model_options
 from outpace.errors import OptionError
 from outpace.params import SamplingParams
+from outpace.strict_json import without_duplicates
 
 if TYPE_CHECKING:
     from outpace import LLM
@@ -167,7 +168,7 @@ def _parse_config(text: str | None) -> dict[str, Any]:
 def parse_json_object(text: str) -> dict[str, Any]:
     """The value of --speculative-config. Raises OptionError unless it is a JSON object."""
     try:
-        config = json.loads(text, object_pairs_hook=_without_duplicates)
+        config = json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
         reason = str(error).partition(";")[0]
         raise OptionError(f"--speculative-config is not valid JSON: {reason}") from error
@@ -176,15 +177,6 @@ def parse_json_object(text: str) -> dict[str, Any]:
             f'--speculative-config must be an object such as {{"method": "ngram"}}, got {text}'
         )
     return config
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise ValueError(f"the key {key!r} is given twice")
-        values[key] = value
-    return values
 
 
 def _drafter_fields() -> dict[str, tuple[Any, str]]:

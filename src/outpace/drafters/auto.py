@@ -180,13 +180,13 @@ class AutoDrafter(Drafter):
         self._settle_untimed()
         stretches = self._stretches
         if stretches.is_plain and (stretches.is_firm or not self._any_copies(seqs)):
-            self._plan = self._stretches.plan(len(seqs), _context(seqs))
+            self._plan = stretches.plan(len(seqs), _context(seqs))
             for seq in seqs:
                 self._open(seq)
                 self._probing.tick(seq.seq_id)
                 self._made[seq.seq_id] = NOTHING_MADE
             return [NO_DRAFT] * len(seqs)
-        self._stretches.end()
+        stretches.end()
         limits = [path_limit(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         floor = min(max(CLAIM_PER_PRICE * self._price, LEAST_CLAIM), MOST_CLAIM)
         offers = self._lookup.propose_above(floor, seqs, limits)
@@ -282,10 +282,10 @@ class AutoDrafter(Drafter):
         requests: list[RequestRecord] = []
         for seq, verdict in zip(seqs, verdicts, strict=True):
             made = self._made.pop(seq.seq_id, NOTHING_MADE)
-            if verdict.token_ids and seq.seq_id in self._is_ready:
-                self._is_ready[seq.seq_id] = True
             if not verdict.token_ids:
                 continue
+            if seq.seq_id in self._is_ready:
+                self._is_ready[seq.seq_id] = True
             self._learn(seq, made, verdict)
             source = self._names[made.source]
             requests.append(

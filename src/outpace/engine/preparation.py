@@ -38,7 +38,7 @@ class Preparation:
     def __post_init__(self) -> None:
         tokenizer = self.target.tokenizer
         self._grammars = GrammarCompiler(
-            lambda: tokenizer.to_json(), self.target.decoder.num_logits, tokenizer.end_token_ids
+            tokenizer.to_json, self.target.decoder.num_logits, tokenizer.end_token_ids
         )
 
     def prepare(

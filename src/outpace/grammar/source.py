@@ -9,6 +9,7 @@ from typing import Any
 from outpace.errors import OptionError
 from outpace.grammar.special import names_as_ids
 from outpace.params import StructuredOutputsParams
+from outpace.strict_json import without_duplicates
 
 MAX_BYTES = {
     "json": 128 * 1024,
@@ -54,7 +55,7 @@ def _schema_text(schema: str | Mapping[str, Any] | None) -> str:
         if isinstance(schema, str):
             if len(schema) > MAX_BYTES["json"]:
                 return schema  # refused for its length, without being read
-            schema = json.loads(schema, object_pairs_hook=_without_duplicates)
+            schema = json.loads(schema, object_pairs_hook=without_duplicates)
         if not isinstance(schema, Mapping):
             raise unusable("json", f"a schema is a JSON object, got {schema!r:.80}")
         _check_numbers(schema)
@@ -65,13 +66,6 @@ def _schema_text(schema: str | Mapping[str, Any] | None) -> str:
         if isinstance(error, OptionError):
             raise
         raise unusable("json", f"it is no JSON ({error})") from None
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("it gives a key twice")
-    return found
 
 
 def _check_numbers(schema: Any, *, is_kept: bool = False) -> None:

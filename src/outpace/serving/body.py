@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from fastapi import Request
 
 from outpace.serving.errors import ApiError
+from outpace.strict_json import without_duplicates
 
 MAX_DEPTH = 64
 """Levels of lists and objects in a body: more than any schema needs, few enough to recurse over."""
@@ -37,7 +38,7 @@ def parse(data: bytes) -> Any:
         text = data.decode("utf-8")
         value = json.loads(
             text,
-            object_pairs_hook=_without_duplicates,
+            object_pairs_hook=without_duplicates,
             parse_constant=_refuse_constant,
             parse_float=_finite,
         )
@@ -84,15 +85,6 @@ def _check_text(text: str) -> None:
 
 def _too_deep() -> ApiError:
     return ApiError(400, f"the body is nested too deeply; {MAX_DEPTH} levels are allowed")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!a:.100} is given twice")
-    return values
 
 
 def _refuse_constant(name: str) -> NoReturn:
