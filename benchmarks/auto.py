@@ -18,25 +18,25 @@ from typing import Any, TypeVar
 import torch
 from harness.auto.batches import BatchPart
 from harness.auto.checks import check
-from harness.auto.engines import KeptEngine
-from harness.auto.methods import PLAIN, compared, tree_methods
+from harness.auto.methods import compared, tree_methods
 from harness.auto.options import Options, parse_options
 from harness.auto.peers import llama_methods
 from harness.auto.prompts import Group, mixed_groups, random_words, sized_groups
 from harness.auto.results import Results
 from harness.auto.summary import summarise
 from harness.auto.tables import show_end, show_summary
-from harness.drafting.methods import Config
 from harness.drafting.rounds import Part, laps_by_category
-from harness.environment import describe
 from harness.progress import BenchProgress
-from harness.prompts import BenchPrompt, default_files, pick_questions
 from harness.running import REFUSED, run_to_the_end, write_json
 from harness.tables import show_header
 from rich.console import Console
 
 from outpace import SamplingParams
 from outpace.errors import OutpaceError
+from outpace.measure.kept import KeptEngine
+from outpace.measure.methods import PLAIN, Config
+from outpace.measure.prompts import BenchPrompt, default_files, pick_questions
+from outpace.measure.provenance import describe
 from outpace.models.load import LoadedModel, load_model
 
 SHARES = {"main": 5.0, "entropy": 1.0, "mixed": 1.5, "batch": 2.5}

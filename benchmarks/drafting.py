@@ -14,24 +14,14 @@ import sys
 import time
 
 import torch
-from harness.drafting.methods import (
-    ALL,
-    Config,
-    asked_configs,
-    has_shapes,
-    named,
-    width_configs,
-)
+from harness.drafting.methods import ALL, asked_configs, width_configs
 from harness.drafting.options import Options, parse_options
 from harness.drafting.results import Results
 from harness.drafting.rounds import Part, laps_by_category, prompts_before
 from harness.drafting.summary import summarise
 from harness.drafting.tables import show_end, show_summary
-from harness.environment import describe
 from harness.methods import OutpaceMethod, answer
-from harness.passes import measure_passes
 from harness.progress import BenchProgress
-from harness.prompts import BenchPrompt, Question, default_files, pick_questions
 from harness.running import REFUSED, run_to_the_end, write_json
 from harness.tables import show_header
 from rich.console import Console
@@ -39,6 +29,10 @@ from rich.console import Console
 from outpace import SamplingParams
 from outpace.drafters import available_methods
 from outpace.errors import OutpaceError
+from outpace.measure.methods import Config, has_shapes, named
+from outpace.measure.passes import measure_passes
+from outpace.measure.prompts import BenchPrompt, Question, default_files, pick_questions
+from outpace.measure.provenance import describe
 from outpace.models.load import LoadedModel, load_model
 
 PLAIN = "plain"

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from harness.environment import describe
 from harness.methods import Method, OutpaceMethod, outpace_methods
 from harness.options import DRAFT_MODEL_K, Options, parse_options
-from harness.passes import measure_passes
 from harness.peers import transformers_methods
 from harness.progress import BenchProgress
-from harness.prompts import BenchPrompt, default_file, pick_prompts
 from harness.results import Overhead, Results, Run
 from harness.running import REFUSED, run_to_the_end, write_json
 from harness.tables import show_header, show_summary, summarise
 from rich.console import Console
 
 from outpace import SamplingParams
+from outpace.measure.passes import measure_passes
+from outpace.measure.prompts import BenchPrompt, default_file, pick_prompts
+from outpace.measure.provenance import describe
 from outpace.models.load import LoadedModel, load_model
 
 TEMPERATURE = 0.7

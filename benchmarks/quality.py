@@ -22,7 +22,6 @@ from pydoc_data import topics
 from typing import Any
 
 import torch
-from harness.environment import describe
 from harness.options import as_count
 from harness.progress import BenchProgress
 from harness.step.weights import is_packed, main_format
@@ -37,6 +36,7 @@ from outpace.measure.configurations import (
     compare_configurations,
     comparison_json,
 )
+from outpace.measure.provenance import describe
 from outpace.measure.texts import read_texts
 from outpace.models.hub import names
 from outpace.models.native.formats import ACTIVATIONS

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness.environment import describe
-from harness.passes import PassTimes, measure_passes
 from harness.progress import BenchProgress
 from rich.console import Console
 from rich.table import Table
 
 from outpace import SamplingParams
+from outpace.measure.passes import PassTimes, measure_passes
+from outpace.measure.provenance import describe
 from outpace.models.load import load_model
 from outpace.sampling import History, probabilities
 from outpace.types import Draft, Scores

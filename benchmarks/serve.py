@@ -17,13 +17,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from harness.auto.methods import PLAIN
 from harness.auto.prompts import Group, sized_groups
 from harness.drafting.rounds import WARM_UP_TOKENS, run_laps
-from harness.environment import describe
-from harness.methods import PLAIN_CONFIG
 from harness.progress import BenchProgress
-from harness.prompts import BenchPrompt, default_files, pick_questions
 from harness.running import REFUSED, run_to_the_end, write_json
 from harness.serve.client import Job, ask_all
 from harness.serve.options import Options, parse_options
@@ -35,6 +31,10 @@ from harness.tables import show_header
 from rich.console import Console
 
 from outpace import SamplingParams
+from outpace.measure.methods import PLAIN
+from outpace.measure.prompts import BenchPrompt, default_files, pick_questions
+from outpace.measure.provenance import describe
+from outpace.measure.timing import PLAIN_CONFIG
 from outpace.models.hub import names
 from outpace.models.open import open_checkpoint
 

@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from harness.environment import describe
 from harness.progress import BenchProgress
 from harness.running import REFUSED, as_plain, run_to_the_end
 from harness.step import curves, llama
@@ -33,6 +32,7 @@ from harness.step.weights import is_packed, main_format
 from harness.tables import show_header
 from rich.console import Console
 
+from outpace.measure.provenance import describe
 from outpace.models.hub import names
 from outpace.models.open import open_checkpoint
 from outpace.native.pool import default_num_threads

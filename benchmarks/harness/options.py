@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.arguments import BenchParser
-from harness.prompts import PROMPTS_VARIABLE
+from outpace.measure.prompts import PROMPTS_VARIABLE
 
 PEERS = ("transformers",)
 DRAFT_MODEL_K = 2

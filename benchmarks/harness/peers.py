@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from harness.methods import Stopwatch, Timing
 from outpace import SamplingParams
+from outpace.measure.timing import Stopwatch, Timing
 from outpace.models.hub import names
 from outpace.models.load import LoadedModel
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.methods import Timing
-from harness.passes import PassTimes
-from harness.prompts import BenchPrompt
 from outpace.engine.metrics import EngineMetrics
+from outpace.measure.passes import PassTimes
+from outpace.measure.prompts import BenchPrompt
+from outpace.measure.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)

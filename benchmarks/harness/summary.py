@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from harness.passes import PassTimes
 from harness.results import Overhead, Run
+from outpace.measure.passes import PassTimes
 
 MIN_PROMPTS = 3
 """Fewer prompts than this get no interval."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from outpace.errors import OptionError
@@ -17,3 +18,13 @@ def read_text(path: Path) -> str:
         raise OptionError(
             f"{path} is not UTF-8 text (byte {error.start}); convert it first"
         ) from error
+
+
+def without_folders(word: str) -> str:
+    """A word of a command line with the folders of its path left out; names of models on a hub
+    ("owner/name") stay."""
+    flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    is_path = value.startswith((os.sep, ".", "~")) or Path(value).exists() or value.count("/") > 1
+    if "/" in value and is_path:
+        value = Path(value).name
+    return f"{flag}{equals}{value}"

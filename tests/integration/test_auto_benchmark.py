@@ -15,6 +15,7 @@ from model_files import write_gguf
 
 from outpace import SamplingParams
 from outpace.control.decisions import DecisionLog, RequestRecord, StepRecord
+from outpace.measure import decided, kept
 from outpace.outputs import SpeculationStats
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -43,23 +44,13 @@ def harness() -> Iterator[Harness]:
         patch.syspath_prepend(str(BENCHMARKS))
         import auto
         from harness import results as runs
-        from harness.auto import (
-            batches,
-            checks,
-            decisions,
-            engines,
-            methods,
-            options,
-            prompts,
-            results,
-            summary,
-        )
+        from harness.auto import batches, checks, methods, options, prompts, results, summary
 
         yield Harness(
             batches,
             checks,
-            decisions,
-            engines,
+            decided,
+            kept,
             methods,
             options,
             prompts,
@@ -293,8 +284,8 @@ def test_options_are_parsed_and_refused(
     for arguments, words in (
         (["--parts", "all"], "unknown 'all' in parts"),
         (["--decodings", "beam"], "unknown 'beam'"),
-        (["--fixed", "suffix:1:star"], "is not METHOD[:K[:chain or tree]]"),
-        (["--fixed", "suffix:much"], "K must be a number or a range"),
+        (["--fixed", "suffix:1:star"], "write METHOD[:K[:chain or tree]]"),
+        (["--fixed", "suffix:much"], "or a range such as 1-4"),
         (["--subject", "suffix:1-2"], "is not one method"),
         (["--json", str(tmp_path / "no" / "a.json")], "there is no directory"),
     ):

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from model_files import write_gguf
 
+from outpace.measure import passes, prompts, timing
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -35,9 +37,9 @@ class Harness:
 def harness() -> Iterator[Harness]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        from harness import methods, options, passes, prompts, results, summary
+        from harness import options, results, summary
 
-        yield Harness(summary, results, methods, passes, prompts, options)
+        yield Harness(summary, results, timing, passes, prompts, options)
 
 
 def make_run(

@@ -18,6 +18,8 @@ from outpace import SamplingParams
 from outpace.drafters import available_methods
 from outpace.engine.metrics import EngineMetrics
 from outpace.errors import ModelError
+from outpace.measure import prompts, timing
+from outpace.measure.methods import name_of, named
 from outpace.outputs import SpeculationStats
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -42,11 +44,11 @@ def harness() -> Iterator[Harness]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         import drafting
-        from harness import methods, prompts, results
+        from harness import results
         from harness.drafting import methods as chosen
         from harness.drafting import options, rounds, summary
 
-        yield Harness(methods, chosen, prompts, results, rounds, summary, options, drafting)
+        yield Harness(timing, chosen, prompts, results, rounds, summary, options, drafting)
         sys.modules.pop("drafting")
 
 
@@ -172,7 +174,7 @@ TRAINED = ("draft_model", "eagle3", "eagle", "medusa", "auto")
 
 
 def test_every_installed_method_is_measured_in_every_shape(harness: Harness) -> None:
-    configs = harness.chosen.named(harness.chosen.installed_configs())
+    configs = named(harness.chosen.installed_configs())
     methods = {config["method"] for config in configs.values()}
     assert methods == set(available_methods()) - {"none", *TRAINED}
     assert {c.get("shape") for c in configs.values() if c["method"] == "suffix"} == {
@@ -181,7 +183,7 @@ def test_every_installed_method_is_measured_in_every_shape(harness: Harness) -> 
     }
     assert harness.chosen.asked_configs(["all"]) == harness.chosen.installed_configs()
     assert harness.chosen.asked_configs(["ngram"]) == [{"method": "ngram"}]
-    name = harness.chosen.name_of
+    name = name_of
     assert name({"method": "suffix", "shape": "tree", "num_speculative_tokens": 16}) == (
         "suffix tree K=16"
     )
@@ -425,7 +427,8 @@ def check_counters(runs: list[Any]) -> None:
 def test_an_interruption_leaves_what_was_measured(
     harness: Harness, run_script: RunScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate, calls = harness.methods.OutpaceMethod.generate, []
+    method = sys.modules["harness.methods"].OutpaceMethod
+    generate, calls = method.generate, []
 
     def interrupted(self: Any, *arguments: Any) -> Any:
         calls.append(self.name)
@@ -433,7 +436,7 @@ def test_an_interruption_leaves_what_was_measured(
             raise KeyboardInterrupt
         return generate(self, *arguments)
 
-    monkeypatch.setattr(harness.methods.OutpaceMethod, "generate", interrupted)
+    monkeypatch.setattr(method, "generate", interrupted)
     status, document = run_script("--methods ngram --width-prompts 0")
     assert status == 130
     results = document["results"]

@@ -19,6 +19,7 @@ from model_files import write_gguf
 
 from outpace import LLM
 from outpace.errors import OutpaceError
+from outpace.measure import prompts
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -41,7 +42,6 @@ def harness() -> Iterator[Harness]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         import serve
-        from harness import prompts
         from harness.serve import client, options, results, server, summary
 
         yield Harness(client, options, prompts, results, server, summary, serve)

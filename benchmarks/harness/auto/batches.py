@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.auto.engines import KeptEngine
 from harness.auto.prompts import Group
 from harness.auto.results import BatchRun
 from harness.drafting.rounds import WARM_UP_TOKENS, run_laps
 from harness.progress import BenchProgress
 from outpace.errors import OutpaceError
+from outpace.measure.kept import KeptEngine
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.auto.methods import PLAIN
 from harness.auto.prompts import COPYING, HARD
 from harness.auto.summary import ALL
 from harness.summary import Ratio, Row
 from harness.tables import with_interval
+from outpace.measure.methods import PLAIN
 
 MOST_ERROR = 0.10
 ENTROPY_LOSS = 0.03

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from harness.auto.engines import SETTLE_S
-from harness.methods import Stopwatch, Timing
 from harness.step.engines import EngineProcess, Setup
 from harness.step.llama import LlamaStepper
 from outpace import SamplingParams
+from outpace.measure.kept import SETTLE_S
+from outpace.measure.timing import Stopwatch, Timing
 
 NUM_TRIED = 15
 """Passes over one row by which the fastest setting is found."""

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from harness.drafting.methods import SHAPES, Config, name_of
-from harness.methods import PLAIN_CONFIG
-from harness.options import as_ranges
 from outpace.drafters import options_of
 from outpace.engine.speculative_config import parse_speculative_config
+from outpace.errors import OptionError
+from outpace.measure.methods import PLAIN, Config, name_of, parse_methods
+from outpace.measure.timing import PLAIN_CONFIG
 
-PLAIN = "plain"
 NOTHING = "none"
 
 
@@ -29,21 +28,10 @@ def as_configs(text: str) -> tuple[dict[str, Any], ...]:
     """Configurations from several of these, separated by commas; K may be a range: "ngram:1-4"."""
     if text == NOTHING:
         return ()
-    return tuple(config for part in text.split(",") for config in _configs(part.strip()))
-
-
-def _configs(text: str) -> list[dict[str, Any]]:
-    method, *options = text.split(":")
-    if not method or len(options) > 2 or options[1:] not in ([], *([shape] for shape in SHAPES)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not METHOD[:K[:{' or '.join(SHAPES)}]]")
-    shape = {"shape": options[1]} if options[1:] else {}
-    if not options:
-        return [{"method": method}]
     try:
-        lengths = as_ranges(options[0])
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: K must be a number or a range") from error
-    return [{"method": method, "num_speculative_tokens": k, **shape} for k in lengths]
+        return tuple(parse_methods(text))
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def compared(

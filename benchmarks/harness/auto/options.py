@@ -14,8 +14,8 @@ from harness.arguments import BenchParser
 from harness.auto.methods import as_config, as_configs
 from harness.drafting.options import DECODINGS
 from harness.options import as_count, as_list_of
-from harness.prompts import PROMPTS_VARIABLE
 from harness.step.options import as_format_and_file
+from outpace.measure.prompts import PROMPTS_VARIABLE
 
 PARTS = ("main", "entropy", "mixed", "batch")
 PEERS = ("llama.cpp",)

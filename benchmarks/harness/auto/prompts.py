@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from harness.prompts import BenchPrompt, Question, pick_questions
 from outpace import SamplingParams
+from outpace.measure.prompts import BenchPrompt, Question, pick_questions
 from outpace.models.tokenizer import Tokenizer
 
 MIXED = Path(__file__).parents[2] / "mixed.jsonl"

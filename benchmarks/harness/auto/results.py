@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.auto.engines import BatchTiming
 from harness.results import Run
+from outpace.measure.kept import BatchTiming
 
 
 @dataclass(frozen=True, slots=True)

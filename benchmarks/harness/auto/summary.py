@@ -7,8 +7,6 @@ from dataclasses import fields
 from statistics import median
 from typing import Any
 
-from harness.auto.decisions import Decided
-from harness.auto.methods import PLAIN
 from harness.auto.prompts import COPYING, HARD
 from harness.auto.results import BatchRun, Results
 from harness.drafting.summary import groups
@@ -25,6 +23,8 @@ from harness.summary import (
     unique,
 )
 from outpace.engine.metrics import EngineMetrics
+from outpace.measure.decided import Decided
+from outpace.measure.methods import PLAIN
 from outpace.outputs import SpeculationStats
 
 ALL = "all"

@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from harness.auto.checks import Check
-from harness.auto.methods import PLAIN
 from harness.auto.options import PARTS
 from harness.auto.results import Results
 from harness.auto.summary import ALL, LENGTHS, NO_DRAFT
 from harness.summary import Row, unique
 from harness.tables import equal, interval, new_table, number, show_table, with_interval
+from outpace.measure.methods import PLAIN
 
 _SPEED = (
     "Speeds are of decoding, medians over prompts; ratios are geometric means over prompts of "

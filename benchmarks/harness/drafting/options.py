@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.arguments import BenchParser
 from harness.options import as_count, as_json_object, as_list_of, as_ranges
-from harness.prompts import PROMPTS_VARIABLE
+from outpace.measure.prompts import PROMPTS_VARIABLE
 
 DECODINGS = ("greedy", "sampled")
 

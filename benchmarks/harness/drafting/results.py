@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from harness.drafting.methods import Width
-from harness.passes import PassTimes
 from harness.results import Run
+from outpace.measure.passes import PassTimes
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from harness.methods import Timing
 from harness.progress import BenchProgress
-from harness.prompts import BenchPrompt
 from harness.results import Run
 from outpace import SamplingParams
 from outpace.errors import OutpaceError
+from outpace.measure.prompts import BenchPrompt
+from outpace.measure.timing import Timing
 
 WARM_UP_TOKENS = 8
 

@@ -8,11 +8,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from harness.drafting.methods import SHAPES, Width
+from harness.drafting.methods import Width
 from harness.drafting.results import Results
 from harness.results import Run
 from harness.summary import Ratio, Row, category_rows, decode_speed, pass_rows, speed_ratio, unique
 from outpace.engine.metrics import EngineMetrics
+from outpace.measure.methods import SHAPES
 from outpace.outputs import SpeculationStats
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.drafting.methods import SHAPES
 from harness.drafting.results import Results
 from harness.summary import Row, unique
 from harness.tables import equal, interval, new_table, number, show_table, with_interval
+from outpace.measure.methods import SHAPES
 
 _SHOWN_POSITIONS = 6
 _METHOD_CAPTION = (

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from harness.prompts import BenchPrompt
 from harness.serve.results import Answer
+from outpace.measure.prompts import BenchPrompt
 
 PATH = "/v1/completions"
 _DONE = b"[DONE]"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.arguments import BenchParser
 from harness.options import as_count, as_list_of
-from harness.prompts import PROMPTS_VARIABLE
+from outpace.measure.prompts import PROMPTS_VARIABLE
 
 QUICK = {
     "clients": "1,2",

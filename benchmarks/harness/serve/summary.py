@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.auto.methods import PLAIN
 from harness.serve.results import LoadRun, Results
 from harness.summary import Row, first_difference, speed_ratio, typical_speed, unique
+from outpace.measure.methods import PLAIN
 
 PERCENTILES = (50, 95, 99)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.auto.methods import PLAIN
 from harness.serve.results import Results
 from harness.tables import equal, new_table, number, show_table, with_interval
+from outpace.measure.methods import PLAIN
 
 
 def show_summary(summary: Mapping[str, Any], console: Console) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from outpace.control.decisions import DecisionLog
 from outpace.drafters.base import Drafter
+from outpace.engine.instruments import Instruments
 from outpace.engine.metrics import EngineMetrics, EngineState
 from outpace.engine.request import Request
 from outpace.engine.routing import guarded
@@ -19,7 +20,6 @@ from outpace.outputs import Event, Logprob, SpeculationStats
 from outpace.runner import Runner
 from outpace.sampling import raw_logprobs
 from outpace.types import Draft, Scores, StepTimes, Verdict
-from outpace.verification.judge import verify
 from outpace.verification.lossy import TypicalAcceptance
 
 SCORED_TOGETHER = 64
@@ -38,6 +38,7 @@ class Engine:
         rng: np.random.Generator,
         lossy: TypicalAcceptance | None = None,
         max_num_batched_tokens: int = 512,
+        instruments: Instruments | None = None,
     ) -> None:
         """drafters: by method; the first is the default of requests that name none."""
         self.metrics = EngineMetrics()
@@ -47,6 +48,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._rng = rng
         self._lossy = lossy
+        self._instruments = instruments or Instruments()
         self._scheduler = Scheduler(
             target, self._drafter, max_num_batched_tokens=max_num_batched_tokens
         )
@@ -78,7 +80,7 @@ class Engine:
             capture=self._drafter.capture(requests),
         )
         scored = time.perf_counter()
-        verdicts = verify(scores, seqs, drafts, self._rng, self._lossy)
+        verdicts = self._instruments.judge(scores, seqs, drafts, self._rng, self._lossy)
         verdicts, events = self._accept(requests, drafts, scores, verdicts)
         self._target.commit(seqs)
         self._drafter.observe(requests, scores, verdicts)
@@ -254,6 +256,8 @@ class Engine:
         times = StepTimes(drafted - started, scored - drafted, time.perf_counter() - started)
         self.metrics.add(times)
         self._drafter.timed(times)
+        if self._instruments.timed is not None:
+            self._instruments.timed(times)
 
 
 def _kind_of_own(draft: Draft, verdict: Verdict) -> str:

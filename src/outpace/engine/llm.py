@@ -15,6 +15,7 @@ import torch
 from outpace.control.decisions import DecisionLog
 from outpace.engine.defaults import check_generation_config, default_sampling_params
 from outpace.engine.inputs import Message, Prompt, to_conversations, to_prompts
+from outpace.engine.instruments import Instruments
 from outpace.engine.loop import EngineLoop
 from outpace.engine.metrics import EngineMetrics, EngineState
 from outpace.engine.offered import OfferedMethods
@@ -64,6 +65,8 @@ class LLM:
         requests that bring none; "none" does not. See `get_default_sampling_params`.
     progress: called with (bytes done, bytes in all) while a model is downloaded, and while its
         weights are laid out for the native step, which is done once.
+    instruments: for measuring; what decides drafts in place of the lossless rules, and what is told
+        of every step's time.
 
     Use as a context manager, or call `close`. Methods may be called from several threads.
     Raises OptionError for options that cannot be honoured and ModelError for unusable models.
@@ -90,6 +93,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         trust_remote_code: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        instruments: Instruments | None = None,
         **unsupported: Any,
     ) -> None:
         known = [name for name in signature(LLM).parameters if name != "unsupported"]
@@ -122,7 +126,7 @@ class LLM:
         self._lossy = speculation.lossy
         self._generation_config = generation_config
 
-        setup = in_own_thread(lambda: set_up(model, speculation, options, extra))
+        setup = in_own_thread(lambda: set_up(model, speculation, options, extra, instruments))
         if threads is not None:
             torch.set_num_threads(threads)
         self._engine, self._target = setup.engine, setup.target

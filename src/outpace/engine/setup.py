@@ -12,6 +12,7 @@ import numpy as np
 
 from outpace.drafters.base import Drafter, DraftingContext, check_whole_number
 from outpace.engine.engine import Engine
+from outpace.engine.instruments import Instruments
 from outpace.engine.memory import SHARE_OF_FREE_MEMORY, available_bytes, plan_rows
 from outpace.engine.speculative_config import SpeculativeConfig
 from outpace.errors import ModelError, OptionError
@@ -107,6 +108,7 @@ def set_up(
     speculation: SpeculativeConfig,
     options: EngineOptions,
     extra: List[SpeculativeConfig] = (),
+    instruments: Instruments | None = None,
 ) -> Setup:
     """Build the engine. extra: methods that a request may name instead of the engine's own.
 
@@ -143,7 +145,14 @@ def set_up(
         each.method: _build(each, replace(context, models=own))
         for each, own in zip(methods, draft_models, strict=True)
     }
-    engine = Engine(runner, drafters, target.tokenizer, rng=rng, lossy=speculation.lossy)
+    engine = Engine(
+        runner,
+        drafters,
+        target.tokenizer,
+        rng=rng,
+        lossy=speculation.lossy,
+        instruments=instruments,
+    )
     return Setup(engine, target, max_model_len)
 
 

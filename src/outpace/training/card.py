@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from outpace.files import without_folders
 from outpace.models.hub.aliases import published_name
 from outpace.training.answers import Answer
 from outpace.training.recipe import Outcome, Recipe
@@ -108,16 +109,6 @@ def hardware() -> str:
         f"{platform.system()} on {platform.machine()}, {os.cpu_count()} logical processors, "
         f"{torch.get_num_threads()} threads for training"
     )
-
-
-def without_folders(word: str) -> str:
-    """A word of a command line with the folders of its path left out; names of models on a hub
-    ("owner/name") stay."""
-    flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    is_path = value.startswith((os.sep, ".", "~")) or Path(value).exists() or value.count("/") > 1
-    if "/" in value and is_path:
-        value = Path(value).name
-    return f"{flag}{equals}{value}"
 
 
 def card_text(record: Mapping[str, Any]) -> str:

@@ -13,8 +13,8 @@ from outpace.cli.evaluate_draft import parse_lengths, spread
 from outpace.cli.train import parse_limits
 from outpace.cli.training_progress import TrainingProgress
 from outpace.errors import ModelError, OptionError
+from outpace.files import without_folders
 from outpace.heads.kinds import detect_kind, speculative_config
-from outpace.training.card import without_folders
 from outpace.training.options import Evaluation, Progress
 from outpace.training.prompts import Prompt
 from outpace.training.run_directory import RunDirectory

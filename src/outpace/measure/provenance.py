@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from outpace import __version__
+from outpace.files import without_folders
 
 _LIBRARIES = ("torch", "numpy", "transformers")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "KMP_BLOCKTIME")
@@ -24,7 +25,7 @@ def describe() -> dict[str, Any]:
     """Everything needed to judge or repeat a run; None for what is not known here."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "command": shlex.join(_command()),
         "outpace": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
@@ -67,8 +68,18 @@ def _load_average() -> list[float] | None:
     return [round(load, 2) for load in os.getloadavg()]
 
 
+def _command() -> list[str]:
+    """The command line without folders, which are nobody's business who reads the figures."""
+    script = Path(sys.argv[0]).name
+    python = [] if script == "outpace" else [Path(sys.executable).name]
+    return [*python, script, *map(without_folders, sys.argv[1:])]
+
+
 def _commit() -> str | None:
-    """The commit of this checkout, marked if files were changed since."""
+    """The commit of this checkout, marked if files were changed since; None of an installed
+    package, which may well lie in a checkout of something else."""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
     commit = _git("rev-parse", "--short=12", "HEAD")
     if commit is None:
         return None

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from harness.auto.decisions import Decided, DecisionReader
-from harness.methods import Timing, since, timed_generation
 from outpace import LLM, SamplingParams
+from outpace.engine.instruments import Instruments
 from outpace.engine.metrics import EngineMetrics
+from outpace.measure.decided import Decided, DecisionReader
+from outpace.measure.timing import Timing, since, timed_generation
 from outpace.models.load import LoadedModel
 from outpace.outputs import RequestOutput, SpeculationStats
 
@@ -69,12 +70,14 @@ class KeptEngine:
         name: str,
         max_model_len: int,
         max_num_seqs: int = 1,
+        instruments: Instruments | None = None,
     ) -> None:
         self.name = name
         self._loaded = loaded
         self._config = config
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
+        self._instruments = instruments
         self._llm: LLM | None = None
         self._decisions: DecisionReader | None = None
 
@@ -85,7 +88,7 @@ class KeptEngine:
         before: Sequence[Sequence[int]] = (),
     ) -> Timing:
         """before: prompts that are answered first, the clock not running."""
-        llm = self._open()
+        llm = self.llm
         for earlier in before:
             timed_generation(llm, earlier, params, _new_salt())
         self._decided()
@@ -98,7 +101,7 @@ class KeptEngine:
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> BatchTiming:
         """Decode the prompts together, each with its own parameters."""
-        llm = self._open()
+        llm = self.llm
         self._decided()
         timing = asyncio.run(_time_batch(llm, prompts, params))
         timing.decided = self._decided()
@@ -109,13 +112,16 @@ class KeptEngine:
             self._llm.close()
             self._llm = None
 
-    def _open(self) -> LLM:
+    @property
+    def llm(self) -> LLM:
+        """The engine, made at the first call."""
         if self._llm is None:
             self._llm = LLM(
                 self._loaded,
                 speculative_config=self._config,
                 max_model_len=self._max_model_len,
                 max_num_seqs=self._max_num_seqs,
+                instruments=self._instruments,
             )
             self._decisions = DecisionReader(self._llm)
         return self._llm
