@@ -53,6 +53,7 @@ test-all: lint
 	$(BIN)/pytest -n 2 --dist loadfile
 
 bench: $(NATIVE)
+	$(BIN)/outpace bench
 	@for script in benchmarks/*.py; do \
 	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 

@@ -20,19 +20,20 @@ from harness.auto.batches import BatchPart
 from harness.auto.checks import check
 from harness.auto.methods import compared, tree_methods
 from harness.auto.options import Options, parse_options
-from harness.auto.peers import llama_methods
 from harness.auto.prompts import Group, mixed_groups, random_words, sized_groups
 from harness.auto.results import Results
 from harness.auto.summary import summarise
 from harness.auto.tables import show_end, show_summary
-from harness.drafting.rounds import Part, laps_by_category
+from harness.peers import PeerMethod, peer_methods
 from harness.progress import BenchProgress
+from harness.rounds import Part, laps_by_category
 from harness.running import REFUSED, run_to_the_end, write_json
 from harness.tables import show_header
 from rich.console import Console
 
 from outpace import SamplingParams
 from outpace.errors import OutpaceError
+from outpace.measure.bench.peers.weights import GGUF_TYPES
 from outpace.measure.kept import KeptEngine
 from outpace.measure.methods import PLAIN, Config
 from outpace.measure.prompts import BenchPrompt, default_files, pick_questions
@@ -127,23 +128,38 @@ class Benchmark:
         params = self._params()
         with ExitStack() as closing:
             engines = self._engines(loaded, self._configs, prompts, 1, closing)
-            peers = []
+            peers: list[PeerMethod] = []
             if "llama.cpp" in self._options.peers and "greedy" in self._options.decodings:
-                longest = max(len(prompt.token_ids) for prompt in prompts)
-                num_tokens = longest + self._options.max_tokens
-                peers = llama_methods(self._options, loaded, num_tokens, self._note, closing)
+                peers = self._llama(loaded, prompts, closing)
                 self._results.peers += [peer.name for peer in peers]
             part = Part(
                 path,
                 "main",
                 [*engines, *peers],
                 dict(params[name] for name in self._options.decodings),
-                laps_by_category([[prompt] for prompt in prompts]),
-                {},
+                laps_by_category(prompts),
                 self._results.runs,
                 frozenset(peer.name for peer in peers),
             )
             self._run(part, until)
+
+    def _llama(
+        self, loaded: LoadedModel, prompts: list[BenchPrompt], closing: ExitStack
+    ) -> list[PeerMethod]:
+        """Plain decoding by llama.cpp for the loaded format."""
+        options = self._options
+        given = options.files.get(loaded.dtype)
+        return peer_methods(
+            "llama.cpp",
+            loaded,
+            model=options.model,
+            num_tokens=max(len(prompt.token_ids) for prompt in prompts) + options.max_tokens,
+            note=self._note,
+            closing=closing,
+            threads=options.threads,
+            files={name: given for name in GGUF_TYPES.get(loaded.dtype, ()) if given is not None},
+            work_dir=options.work_dir,
+        )
 
     def _run_entropy(self, path: str, loaded: LoadedModel, until: float) -> None:
         """Plain decoding and the subject alone: small differences take many pairs to see."""
@@ -159,7 +175,6 @@ class Benchmark:
                 self._engines(loaded, configs, prompts, 1, closing),
                 {f"temperature {temperature}": params},
                 [[prompt] for prompt in prompts],
-                {},
                 self._results.entropy_runs,
             )
             self._run(part, until)
@@ -250,7 +265,7 @@ def main() -> int:
         status = run_to_the_end(Benchmark(options, results, progress).run, results)
     if status == REFUSED:
         return status
-    summary = summarise(results, options.seed)
+    summary = summarise(results)
     checks = check(summary)
     show_summary(summary, checks, console)
     show_end(results, console)

@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from harness.options import as_count
 from harness.progress import BenchProgress
-from harness.step.weights import is_packed, main_format
+from harness.step.weights import is_packed
 from harness.tables import new_table, show_header, show_table
 from platformdirs import user_cache_path
 from rich.console import Console
 
 from outpace.errors import OutpaceError
+from outpace.measure.bench.peers.weights import main_format
 from outpace.measure.configurations import (
     Comparison,
     Configuration,

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from harness.auto.prompts import Group, sized_groups
-from harness.drafting.rounds import WARM_UP_TOKENS, run_laps
 from harness.progress import BenchProgress
 from harness.running import REFUSED, run_to_the_end, write_json
 from harness.serve.client import Job, ask_all
@@ -31,6 +30,7 @@ from harness.tables import show_header
 from rich.console import Console
 
 from outpace import SamplingParams
+from outpace.measure.bench.rounds import WARM_UP_TOKENS, run_laps
 from outpace.measure.methods import PLAIN
 from outpace.measure.prompts import BenchPrompt, default_files, pick_questions
 from outpace.measure.provenance import describe
@@ -72,13 +72,7 @@ class Benchmark:
         with serving(arguments_of(options, longest + options.max_tokens)) as self._address:
             self._warm_up(laps[0])
             self._progress.expect(self._units(laps[0]))
-            run_laps(
-                laps,
-                options.repeats,
-                deadline,
-                lambda lap: self._progress.expect(self._units(lap)),
-                self._run_lap,
-            )
+            run_laps(laps, options.repeats, deadline, self._run_lap)
         self._results.complete = True
 
     def _prompts(self) -> list[BenchPrompt]:
@@ -126,6 +120,8 @@ class Benchmark:
                 self._ask(load, method, WARM_UP_TOKENS)
 
     def _run_lap(self, lap: Sequence[Load], round_index: int, number: int) -> None:
+        if number:
+            self._progress.expect(self._units(lap))
         for place, load in enumerate(lap):
             self._progress.describe(f"{load.num_clients} clients")
             # Nobody always comes first.
@@ -176,7 +172,7 @@ def main() -> int:
         status = run_to_the_end(Benchmark(options, results, progress).run, results)
     if status == REFUSED:
         return status
-    summary = summarise(results, options.seed)
+    summary = summarise(results)
     show_summary(summary, console)
     show_end(results, console)
     if options.json is not None:

@@ -28,10 +28,12 @@ from harness.step.results import Passes, Prefills, Probes, Results
 from harness.step.summary import curves as curves_of
 from harness.step.summary import summarise
 from harness.step.tables import show_end, show_summary
-from harness.step.weights import is_packed, main_format
+from harness.step.weights import is_packed
 from harness.tables import show_header
 from rich.console import Console
 
+from outpace.measure.bench.peers.llama_library import describe_library
+from outpace.measure.bench.peers.weights import GGUF_TYPES, main_format
 from outpace.measure.provenance import describe
 from outpace.models.hub import names
 from outpace.models.open import open_checkpoint
@@ -49,13 +51,6 @@ CHOICES = (
     "In 1969, two astronauts walked on the",
 )
 LONGEST_CHOICE = 64
-# Types of llama.cpp's file for each of our formats; the first is the one in the plots.
-LLAMA_TYPES = {
-    "bfloat16": ("F16", "BF16"),
-    "q4_1": ("Q4_1",),
-    "q4_0": ("Q4_0",),
-    "q8_0": ("Q8_0",),
-}
 PREFILL_TOKENS_PER_UNIT = 64
 
 
@@ -157,7 +152,7 @@ class Benchmark:
 
     def _llama_setups(self, format_name: str, path: Path) -> list[Setup]:
         setups = []
-        for type_name in LLAMA_TYPES.get(format_name, ()):
+        for type_name in GGUF_TYPES.get(format_name, ()):
             label = f"llama.cpp {type_name}"
             file = path if main_format(path) == type_name.lower() else self._made(type_name)
             if file is not None:
@@ -255,7 +250,7 @@ def measure(options: Options, header: dict[str, Any], results: Results) -> int:
 
     def work() -> None:
         if "llama.cpp" in options.peers:
-            header.update(llama.describe_library())
+            header.update(describe_library())
         with BenchProgress() as progress:
             Benchmark(options, results, progress).run()
 

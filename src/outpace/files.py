@@ -24,7 +24,7 @@ def without_folders(word: str) -> str:
     """A word of a command line with the folders of its path left out; names of models on a hub
     ("owner/name") stay."""
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    is_path = value.startswith((os.sep, ".", "~")) or Path(value).exists() or value.count("/") > 1
+    is_path = value.startswith((os.sep, ".", "~")) or os.path.exists(value) or value.count("/") > 1
     if "/" in value and is_path:
         value = Path(value).name
     return f"{flag}{equals}{value}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from model_files import write_gguf
 
 from outpace import SamplingParams
 from outpace.control.decisions import DecisionLog, RequestRecord, StepRecord
+from outpace.errors import ModelError
 from outpace.measure import decided, kept
+from outpace.measure.prompts import BenchPrompt
 from outpace.outputs import SpeculationStats
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -33,6 +36,7 @@ class Harness:
     options: ModuleType
     prompts: ModuleType
     results: ModuleType
+    rounds: ModuleType
     summary: ModuleType
     runs: ModuleType
     script: ModuleType
@@ -44,6 +48,7 @@ def harness() -> Iterator[Harness]:
         patch.syspath_prepend(str(BENCHMARKS))
         import auto
         from harness import results as runs
+        from harness import rounds
         from harness.auto import batches, checks, methods, options, prompts, results, summary
 
         yield Harness(
@@ -55,6 +60,7 @@ def harness() -> Iterator[Harness]:
             options,
             prompts,
             results,
+            rounds,
             summary,
             runs,
             auto,
@@ -87,7 +93,7 @@ def make_summary(harness: Harness, speeds: dict[str, list[float]], **values: Any
             category = "qa" if index < len(each) / 2 else "rag"
             run = make_run(harness, method, str(index), speed, category=category, **values)
             results.runs.append(run)
-    return harness.summary.summarise(results, seed=0)
+    return harness.summary.summarise(results)
 
 
 SPEEDS = {
@@ -141,6 +147,69 @@ def record(step: int, predicted: tuple[float, float], measured: tuple[int, float
     """predicted, measured: tokens and seconds."""
     requests = [RequestRecord(7, "lookup", 3, 1), RequestRecord(8, "none", 0, 0)]
     return StepRecord(step, 2, 5, 100, requests, *predicted, measured[0], 0.0, 0.0, measured[1])
+
+
+class FakeMethod:
+    """Notes when it was asked, and may refuse."""
+
+    def __init__(self, name: str, log: list[str], timing: Any, refuses: bool = False) -> None:
+        self.name = name
+        self._log = log
+        self._timing = timing
+        self._refuses = refuses
+
+    def generate(self, prompt: Any, params: Any) -> Any:
+        if self._refuses:
+            raise ModelError("not on this model")
+        self._log.append(f"{self.name} {params.temperature}")
+        return self._timing
+
+
+class CountingProgress:
+    """Work announced and done."""
+
+    def __init__(self) -> None:
+        self.expected = self.done = 0.0
+
+    def expect(self, units: float) -> None:
+        self.expected += units
+
+    def tick(self, units: float = 1) -> None:
+        self.done += units
+
+    def describe(self, what: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("deadline", "repeats", "prompts"), [(-math.inf, 3, "13"), (math.inf, 2, "132132")]
+)
+def test_methods_take_turns_while_there_is_time(
+    harness: Harness, deadline: float, repeats: int, prompts: str
+) -> None:
+    log: list[str] = []
+    notes: list[str] = []
+    timing = make_run(harness, "any", "1", 10.0).timing
+    timing.stats.num_drafter_errors = 1
+    kinds = (("1", "chat"), ("2", "chat"), ("3", "qa"))
+    part = harness.rounds.Part(
+        "native",
+        "main",
+        [FakeMethod(name, log, timing, refuses=name == "c") for name in "abc"],
+        {f"t{t}": SamplingParams(temperature=t, max_tokens=3) for t in (0.0, 0.7)},
+        harness.rounds.laps_by_category([BenchPrompt(*kind, (1, 2)) for kind in kinds]),
+        [],
+        frozenset("b"),
+    ).warmed_up(notes.append)
+    assert notes == ["native: c was not measured: not on this model"]
+    log.clear()
+    progress = CountingProgress()
+    progress.expect(part.units(part.laps[0]))
+    part.run(repeats, deadline, progress, notes.append)
+    assert log[:6] == ["a 0.0", "b 0.0", "a 0.7", "b 0.0", "a 0.0", "a 0.7"]
+    assert "".join(run.prompt for run in part.runs[::3]) == prompts
+    assert progress.done == progress.expected
+    assert "native: a FAILED and went on plain; see the log" in notes
 
 
 def test_decisions_are_read_once_and_added_up(harness: Harness) -> None:
@@ -199,7 +268,7 @@ def test_batches_are_compared_by_their_total_throughput(harness: Harness) -> Non
     for group in "abc":
         for method, window_s in (("plain", 10.0), ("auto", 5.0), ("quick", 8.0)):
             results.batch_runs.append(make_batch(harness, method, group, window_s, drafted))
-    summary = harness.summary.summarise(results, seed=0)
+    summary = harness.summary.summarise(results)
     (mixed,) = summary["mixed"]
     assert summary["batch"] == []
     assert mixed["row"]["methods"]["auto"]["tokens_per_s"] == pytest.approx(20.0)
@@ -230,7 +299,7 @@ def test_equal_lengths_for_all_are_told(harness: Harness) -> None:
     results = harness.results.Results(subject="auto")
     drafted = {"copying": [4, 4], "hard": [4, 4]}
     results.batch_runs.append(make_batch(harness, "auto", "a", 1.0, drafted))
-    (check,) = harness.checks.check(harness.summary.summarise(results, seed=0))
+    (check,) = harness.checks.check(harness.summary.summarise(results))
     assert (check.holds, check.figure) == (False, "0.8 and 0.8 tokens")
 
 
@@ -402,9 +471,9 @@ def test_a_peer_that_is_missing_is_told(
         "--subject suffix:3 --parts main --peer llama.cpp --decodings greedy --formats bfloat16"
     )
     assert status == 0
-    notes = [note for note in document["results"]["notes"] if "NOT measured" in note]
-    assert [note.split(" plain")[0] for note in notes] == ["llama.cpp F16", "llama.cpp BF16"]
-    assert "Note: llama.cpp F16" in capsys.readouterr().out
+    (note,) = [note for note in document["results"]["notes"] if "not measured" in note]
+    assert note.startswith("llama.cpp was not measured: the peer llama.cpp needs the package")
+    assert "Note: llama.cpp was not measured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def make_run(
 
 def rows_of(harness: Harness, runs: list[Any]) -> list[dict[str, Any]]:
     results = harness.results.Results(subject="auto", runs=runs)
-    rows: list[dict[str, Any]] = harness.summary.summarise(results, seed=0)["rows"]
+    rows: list[dict[str, Any]] = harness.summary.summarise(results)["rows"]
     return rows
 
 

@@ -154,8 +154,6 @@ def test_weights_are_counted_as_they_are_read(harness: Harness, tmp_path: Path) 
     assert harness.weights.computed_weight_bytes(config, "bfloat16") == (
         2 * (matrix + layers + norms // 4)
     )
-    assert harness.weights.main_format(path) == "q8_0"
-    assert harness.weights.main_format(tmp_path) is None
     assert not harness.weights.is_packed("bfloat16")
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from harness.auto.prompts import Group
 from harness.auto.results import BatchRun
-from harness.drafting.rounds import WARM_UP_TOKENS, run_laps
 from harness.progress import BenchProgress
 from outpace.errors import OutpaceError
+from outpace.measure.bench.rounds import WARM_UP_TOKENS, run_laps
 from outpace.measure.kept import KeptEngine
 
 
@@ -55,6 +55,8 @@ class BatchPart:
         """As `Part.run`."""
 
         def run_lap(lap: Sequence[Group], round_index: int, number: int) -> None:
+            if number:
+                progress.expect(self.units(lap))
             for place, group in enumerate(lap):
                 progress.describe(f"{self.path}: {self.name}, {group.label}")
                 # Nobody always comes first.
@@ -63,9 +65,7 @@ class BatchPart:
                     self.runs.append(self._run_group(group, round_index, method, note))
                     progress.tick(group.num_tokens)
 
-        run_laps(
-            self.laps, repeats, deadline, lambda lap: progress.expect(self.units(lap)), run_lap
-        )
+        run_laps(self.laps, repeats, deadline, run_lap)
 
     def _run_group(
         self,

@@ -8,9 +8,10 @@ from typing import Any
 
 from harness.auto.prompts import COPYING, HARD
 from harness.auto.summary import ALL
-from harness.summary import Ratio, Row
+from harness.summary import Row
 from harness.tables import with_interval
 from outpace.measure.methods import PLAIN
+from outpace.measure.statistics import Ratio
 
 MOST_ERROR = 0.10
 ENTROPY_LOSS = 0.03

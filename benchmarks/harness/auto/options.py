@@ -12,11 +12,11 @@ from platformdirs import user_cache_path
 
 from harness.arguments import BenchParser
 from harness.auto.methods import as_config, as_configs
-from harness.drafting.options import DECODINGS
 from harness.options import as_count, as_list_of
 from harness.step.options import as_format_and_file
 from outpace.measure.prompts import PROMPTS_VARIABLE
 
+DECODINGS = ("greedy", "sampled")
 PARTS = ("main", "entropy", "mixed", "batch")
 PEERS = ("llama.cpp",)
 FIXED = "suffix:1,suffix:4,suffix:16,eagle3:1,eagle3:2,eagle3:3"
@@ -181,5 +181,5 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         help="nothing further is begun that would end later; one prompt of every category and "
         "one batch of every kind always run",
     )
-    add("--seed", type=int, default=0, help="of the choice of prompts and of intervals")
+    add("--seed", type=int, default=0, help="of the choice of prompts")
     add("--json", type=Path, metavar="FILE", help="write everything measured here")

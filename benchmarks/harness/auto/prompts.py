@@ -42,10 +42,8 @@ def random_words(tokenizer: Tokenizer, count: int, seed: int) -> list[BenchPromp
     texts = [tokenizer.token_text(i) for i in rng.sample(ids, min(_NUM_TRIED, len(ids)))]
     words = sorted({text.strip() for text in texts if text.strip().isalpha()})
     return [
-        Question(
-            f"random words {number}",
-            "random words",
-            (" ".join(rng.choices(words, k=NUM_WORDS)),),
+        Question.from_user(
+            f"random words {number}", "random words", " ".join(rng.choices(words, k=NUM_WORDS))
         ).prompt(tokenizer)
         for number in range(count)
     ]

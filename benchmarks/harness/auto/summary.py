@@ -9,22 +9,21 @@ from typing import Any
 
 from harness.auto.prompts import COPYING, HARD
 from harness.auto.results import BatchRun, Results
-from harness.drafting.summary import groups
 from harness.results import Run
 from harness.summary import (
     Row,
     acceptance_length,
     decode_speed,
     end_to_end_speed,
-    first_difference,
+    groups,
     ids_compared,
     speed_ratio,
     typical_speed,
-    unique,
 )
 from outpace.engine.metrics import EngineMetrics
 from outpace.measure.decided import Decided
 from outpace.measure.methods import PLAIN
+from outpace.measure.statistics import first_difference, unique
 from outpace.outputs import SpeculationStats
 
 ALL = "all"
@@ -33,7 +32,7 @@ LENGTHS = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, None))
 """Classes of draft lengths, each from its first to its last."""
 
 
-def summarise(results: Results, seed: int) -> dict[str, Any]:
+def summarise(results: Results) -> dict[str, Any]:
     """Everything the tables show."""
     subject, fixed = results.subject, results.fixed
     return {
@@ -43,7 +42,7 @@ def summarise(results: Results, seed: int) -> dict[str, Any]:
             {
                 "path": path,
                 "decoding": decoding,
-                "rows": column_rows(runs, subject, fixed, seed),
+                "rows": column_rows(runs, subject, fixed),
                 "decided": decided_row(runs, subject),
                 "steps": step_rows(runs),
             }
@@ -53,7 +52,7 @@ def summarise(results: Results, seed: int) -> dict[str, Any]:
             {
                 "path": path,
                 "decoding": decoding,
-                "rows": column_rows(runs, subject, fixed, seed)[-1:],
+                "rows": column_rows(runs, subject, fixed)[-1:],
                 "decided": decided_row(runs, subject),
                 "steps": step_rows(runs),
             }
@@ -62,7 +61,7 @@ def summarise(results: Results, seed: int) -> dict[str, Any]:
         "mixed": [
             {
                 "path": path,
-                "row": batch_row(runs, subject, fixed, seed),
+                "row": batch_row(runs, subject, fixed),
                 "lengths": length_rows(runs, results.trees),
                 "requests": request_rows(runs, subject, results.trees),
                 "decided": decided_row(runs, subject),
@@ -77,7 +76,7 @@ def summarise(results: Results, seed: int) -> dict[str, Any]:
                 "rows": [
                     {
                         "size": size,
-                        **batch_row([r for r in runs if r.size == size], subject, fixed, seed),
+                        **batch_row([r for r in runs if r.size == size], subject, fixed),
                     }
                     for size in unique(run.size for run in runs)
                 ],
@@ -94,7 +93,7 @@ def batch_groups(runs: Sequence[BatchRun], part: str) -> list[tuple[str, str, li
     return groups([run for run in runs if run.part == part])
 
 
-def column_rows(runs: Sequence[Run], subject: str, fixed: Sequence[str], seed: int) -> list[Row]:
+def column_rows(runs: Sequence[Run], subject: str, fixed: Sequence[str]) -> list[Row]:
     """All methods by category, then over all prompts."""
     rows = []
     for category in (*unique(run.category for run in runs), None):
@@ -102,7 +101,7 @@ def column_rows(runs: Sequence[Run], subject: str, fixed: Sequence[str], seed: i
         row: Row = {
             "category": ALL if category is None else category,
             "num_prompts": len(unique(run.prompt for run in here)),
-            **compared(here, subject, fixed, acceptance_length, ids_compared, seed),
+            **compared(here, subject, fixed, acceptance_length, ids_compared),
         }
         decided = decided_row(here, subject)
         row["shares"] = decided["shares"] if decided else {}
@@ -110,11 +109,11 @@ def column_rows(runs: Sequence[Run], subject: str, fixed: Sequence[str], seed: i
     return rows
 
 
-def batch_row(runs: Sequence[BatchRun], subject: str, fixed: Sequence[str], seed: int) -> Row:
+def batch_row(runs: Sequence[BatchRun], subject: str, fixed: Sequence[str]) -> Row:
     """All methods over all groups of one size."""
     return {
         "num_groups": len(unique(run.prompt for run in runs)),
-        **compared(runs, subject, fixed, batch_acceptance_length, batch_ids_compared, seed),
+        **compared(runs, subject, fixed, batch_acceptance_length, batch_ids_compared),
     }
 
 
@@ -124,7 +123,6 @@ def compared(
     fixed: Sequence[str],
     length: Callable[[Sequence[Any]], float | None],
     ids: Callable[[Sequence[Any], Sequence[Any]], Row],
-    seed: int,
 ) -> Row:
     """Every method beside plain decoding and beside the subject, and the subject beside the fixed
     method with the best ratio to plain.
@@ -141,9 +139,9 @@ def compared(
         methods[name] = {
             "tokens_per_s": typical_speed(own, decode_speed),
             "acceptance_length": length(own),
-            "ratio": speed_ratio(own, plain, decode_speed, seed),
-            "end_to_end_ratio": speed_ratio(own, plain, end_to_end_speed, seed),
-            "subject_ratio": speed_ratio(mine, own, decode_speed, seed),
+            "ratio": speed_ratio(own, plain, decode_speed),
+            "end_to_end_ratio": speed_ratio(own, plain, end_to_end_speed),
+            "subject_ratio": speed_ratio(mine, own, decode_speed),
             **ids(own, plain),
         }
     ranked = [(methods[n]["ratio"].mean, n) for n in fixed if n in methods and methods[n]["ratio"]]

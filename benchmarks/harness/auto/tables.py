@@ -11,13 +11,14 @@ from harness.auto.checks import Check
 from harness.auto.options import PARTS
 from harness.auto.results import Results
 from harness.auto.summary import ALL, LENGTHS, NO_DRAFT
-from harness.summary import Row, unique
+from harness.summary import Row
 from harness.tables import equal, interval, new_table, number, show_table, with_interval
 from outpace.measure.methods import PLAIN
+from outpace.measure.statistics import unique
 
 _SPEED = (
     "Speeds are of decoding, medians over prompts; ratios are geometric means over prompts of "
-    "neighbouring runs, with intervals that resample prompts."
+    "neighbouring runs, with intervals over prompts."
 )
 
 

@@ -100,5 +100,5 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         help="nothing further is begun that would end later; one set for every number of clients "
         "always runs",
     )
-    add("--seed", type=int, default=0, help="of the choice of prompts and of intervals")
+    add("--seed", type=int, default=0, help="of the choice of prompts")
     add("--json", type=Path, metavar="FILE", help="write everything measured here")

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 
 from harness.serve.results import LoadRun, Results
-from harness.summary import Row, first_difference, speed_ratio, typical_speed, unique
+from harness.summary import Row, speed_ratio, typical_speed
 from outpace.measure.methods import PLAIN
+from outpace.measure.statistics import first_difference, unique
 
 PERCENTILES = (50, 95, 99)
 
 
-def summarise(results: Results, seed: int) -> dict[str, Any]:
+def summarise(results: Results) -> dict[str, Any]:
     """Everything the tables show."""
     return {
         "subject": results.subject,
         "rows": [
-            method_row(
-                [run for run in results.runs if run.num_clients == num_clients], method, seed
-            )
+            method_row([run for run in results.runs if run.num_clients == num_clients], method)
             for num_clients in sorted(unique(run.num_clients for run in results.runs))
             for method in (PLAIN, results.subject)
             if any((r.num_clients, r.method) == (num_clients, method) for r in results.runs)
@@ -29,7 +28,7 @@ def summarise(results: Results, seed: int) -> dict[str, Any]:
     }
 
 
-def method_row(runs: Sequence[Any], method: str, seed: int) -> Row:
+def method_row(runs: Sequence[Any], method: str) -> Row:
     """One method beside plain decoding, with as many clients.
 
     Speeds are medians over sets of the medians over rounds, the ratio is as everywhere, and
@@ -47,7 +46,7 @@ def method_row(runs: Sequence[Any], method: str, seed: int) -> Row:
         "num_requests": len(answers),
         "tokens_per_s": typical_speed(mine, _token_speed),
         "requests_per_s": typical_speed(mine, _request_speed),
-        "ratio": None if method == PLAIN else speed_ratio(mine, plain, _token_speed, seed),
+        "ratio": None if method == PLAIN else speed_ratio(mine, plain, _token_speed),
         "ttft_s": percentiles(answer.ttft_s for answer in answers),
         "token_s": percentiles(answer.token_s for answer in answers),
         "total_s": percentiles(answer.total_s for answer in answers),

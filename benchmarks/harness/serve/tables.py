@@ -48,7 +48,7 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
         "Requests of several clients at once",
         table,
         "tokens/s, requests/s: of all clients together, prompts included. Ratio: geometric mean "
-        "over sets of requests of neighbouring runs, with an interval that resamples sets. "
+        "over sets of requests of neighbouring runs, with an interval over sets. "
         "Latencies are percentiles of all requests; per token: after the first. client: what the "
         "clients took of one core.",
         console,

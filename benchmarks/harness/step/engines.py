@@ -24,7 +24,6 @@ _HOMES = {
     "native": "harness.step.ours:OurStepper",
     "torch": "harness.step.ours:OurStepper",
     "llama.cpp": "harness.step.llama:LlamaStepper",
-    "llama.cpp decoder": "harness.auto.llama:LlamaDecoder",
     "probe": "harness.step.ours:MemoryReader",
 }
 
@@ -84,10 +83,6 @@ class EngineProcess:
 
     def next_token(self, token_ids: Sequence[int]) -> int:
         return int(self._pool.submit(_call, "next_token", list(token_ids)).result())
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """Call a method that only this kind of engine has."""
-        return self._pool.submit(_call, name, *arguments).result()
 
 
 class ProbeProcess:

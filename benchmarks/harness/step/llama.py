@@ -1,78 +1,35 @@
-"""llama.cpp through the low-level interface of llama-cpp-python, and files in its formats."""
+"""Passes by llama.cpp, and files in its formats."""
 
 from __future__ import annotations
 
-import ctypes
-import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module, metadata
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import numpy as np
 
 from harness.step.engines import Setup
 from harness.step.results import Engine
 from harness.step.weights import stored_weight_bytes
+from outpace.measure.bench.peers.llama_library import (
+    MAX_OUTPUTS,
+    Converter,
+    LlamaContext,
+    load_library,
+    load_weights,
+)
+from outpace.measure.bench.peers.weights import made_path
 from outpace.models.open import open_checkpoint
 
-PEER = "llama-cpp-python==0.3.36"
-INSTALL = (
-    "install it into the environment that runs this, built for this processor: "
-    f"CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python {PEER} "
-    "(some 20 minutes of compiling)"
-)
-# Types of a file's matrices -> the number llama.cpp has for it.
-FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
 _NUM_TUNING = {"step": 3, "prefill": 1}
-_MAX_OUTPUTS = 64
-_UBATCH_LEN = 512
 _KV_BYTES = 2  # its default, F16
 
 
-def load_library() -> Any:
-    """The module, silenced. Raises ImportError that says how to install it."""
-    try:
-        library: Any = import_module("llama_cpp")
-    except ImportError as error:
-        raise ImportError(f"llama.cpp is not installed ({error}); {INSTALL}") from error
-    logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
-    return library
-
-
-def describe_library() -> dict[str, str]:
-    """Version, and the instruction sets that it was built for."""
-    info = load_library().llama_print_system_info().decode()
-    return {"llama-cpp-python": metadata.version("llama-cpp-python"), "llama.cpp": info}
-
-
 def requantise(source: Path, type_name: str, folder: Path) -> Path:
-    """The model in `source` with its matrices in another type, made once and kept in `folder`.
-
-    What was quantised before is quantised again, which loses twice: fit for timing, not for judging
-    quality. Raises ImportError without llama.cpp, RuntimeError where it fails.
-    """
-    key = open_checkpoint(source).fingerprint()[:12]
-    target = folder / f"{source.stem}.{key}.{type_name}.gguf"
-    if target.exists():
-        return target
-    library = load_library()
-    folder.mkdir(parents=True, exist_ok=True)
-    params = library.llama_model_quantize_default_params()
-    params.ftype = FILE_TYPES[type_name]
-    params.allow_requantize = True
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        made = Path(temporary) / target.name
-        status = library.llama_model_quantize(
-            os.fsencode(source), os.fsencode(made), ctypes.byref(params)
-        )
-        if status != 0:
-            raise RuntimeError(f"llama.cpp could not write {source} as {type_name}")
-        os.replace(made, target)
+    """The model in `source` with its matrices in another type, made once and kept in `folder`; see
+    `Converter`."""
+    target = made_path(source, type_name, folder)
+    if not target.exists():
+        Converter().convert(str(source), str(target), type_name)
     return target
 
 
@@ -88,11 +45,11 @@ class LlamaStepper:
         self._library = load_library()
         self._library.llama_backend_init()
         repacking = (True, False) if setup.options.get("repack", True) else (False,)
-        self._models = [self._load(repack) for repack in repacking]
-        vocab = self._library.llama_model_get_vocab(self._models[0])
-        self._vocab_size = self._library.llama_vocab_n_tokens(vocab)
+        self._models = [
+            load_weights(self._library, setup.path, repack=repack) for repack in repacking
+        ]
         self._scratch = self._contexts_of(setup.max_tokens)
-        self._contexts: dict[int, list[_Context]] = {}
+        self._contexts: dict[int, list[LlamaContext]] = {}
         self._choice: dict[tuple[str, int, int], int] = {}
 
     def describe(self) -> Engine:
@@ -111,13 +68,13 @@ class LlamaStepper:
 
     def prepare(self, contexts: Sequence[Sequence[int]]) -> None:
         for token_ids in contexts:
-            contexts_of_length = self._contexts_of(len(token_ids) + _MAX_OUTPUTS)
+            contexts_of_length = self._contexts_of(len(token_ids) + MAX_OUTPUTS)
             for context in contexts_of_length:
                 context.decode(token_ids, 1)
             self._contexts[len(token_ids)] = contexts_of_length
 
     def step(self, context_len: int, num_rows: int) -> None:
-        def run(context: _Context) -> None:
+        def run(context: LlamaContext) -> None:
             context.decode(range(1, num_rows + 1), num_rows)
             context.forget(context_len)
 
@@ -125,7 +82,7 @@ class LlamaStepper:
         run(contexts[self._fastest("step", context_len, num_rows, contexts, run)])
 
     def prefill(self, token_ids: Sequence[int]) -> None:
-        def run(context: _Context) -> None:
+        def run(context: LlamaContext) -> None:
             context.forget(0)
             context.decode(token_ids, 1)
 
@@ -135,20 +92,17 @@ class LlamaStepper:
         context = self._scratch[0]
         context.forget(0)
         context.decode(token_ids, 1)
-        return context.best(self._vocab_size)
+        return context.best()
 
-    def _load(self, repack: bool) -> Any:
-        params = self._library.llama_model_default_params()
-        params.n_gpu_layers = 0
-        params.use_extra_bufts = repack
-        model = self._library.llama_model_load_from_file(os.fsencode(self._setup.path), params)
-        if not model:
-            raise RuntimeError(f"llama.cpp could not load {self._setup.path}")
-        return model
-
-    def _contexts_of(self, num_tokens: int) -> list[_Context]:
+    def _contexts_of(self, num_tokens: int) -> list[LlamaContext]:
         return [
-            _Context(self._library, model, num_tokens, self._setup.num_threads, flash)
+            LlamaContext(
+                self._library,
+                model,
+                num_tokens=num_tokens,
+                num_threads=self._setup.num_threads,
+                flash=flash,
+            )
             for model in self._models
             for flash in (False, True)
         ]
@@ -158,8 +112,8 @@ class LlamaStepper:
         kind: str,
         context_len: int,
         num_tokens: int,
-        contexts: Sequence[_Context],
-        run: Callable[[_Context], None],
+        contexts: Sequence[LlamaContext],
+        run: Callable[[LlamaContext], None],
     ) -> int:
         """Index of the fastest context, which are timed in turn when first asked for."""
         place = (kind, context_len, num_tokens)
@@ -173,45 +127,3 @@ class LlamaStepper:
             medians = [median(times[1:]) for times in seconds]
             self._choice[place] = medians.index(min(medians))
         return self._choice[place]
-
-
-class _Context:
-    """A llama_context for one sequence."""
-
-    def __init__(
-        self, library: Any, model: Any, num_tokens: int, num_threads: int, flash: bool
-    ) -> None:
-        params = library.llama_context_default_params()
-        params.n_ctx = num_tokens
-        params.n_batch = max(num_tokens, _MAX_OUTPUTS)
-        params.n_ubatch = _UBATCH_LEN
-        params.n_outputs_max = _MAX_OUTPUTS
-        params.n_threads = params.n_threads_batch = num_threads
-        params.flash_attn_type = int(flash)
-        params.no_perf = True
-        self._library = library
-        self._pointer = library.llama_init_from_model(model, params)
-        if not self._pointer:
-            raise RuntimeError(f"llama.cpp could not make a context of {num_tokens} tokens")
-        self._memory = library.llama_get_memory(self._pointer)
-
-    def decode(self, token_ids: Sequence[int], num_logits: int) -> None:
-        """Feed tokens after those in the cache, with logits for the last `num_logits` of them."""
-        count = len(token_ids)
-        tokens = (ctypes.c_int32 * count)(*token_ids)
-        wanted = (ctypes.c_int8 * count)(*[0] * (count - num_logits), *[1] * num_logits)
-        # What is left out means one sequence, at the positions that follow.
-        batch = self._library.llama_batch(n_tokens=count, token=tokens, logits=wanted)
-        status = self._library.llama_decode(self._pointer, batch)
-        if status != 0:
-            raise RuntimeError(f"llama_decode of {count} tokens failed with {status}")
-        self._library.llama_synchronize(self._pointer)
-
-    def forget(self, start: int) -> None:
-        """Drop what was fed from position `start` on."""
-        if not self._library.llama_memory_seq_rm(self._memory, 0, start, -1):
-            raise RuntimeError("llama.cpp could not roll its cache back")
-
-    def best(self, vocab_size: int) -> int:
-        logits = self._library.llama_get_logits_ith(self._pointer, -1)
-        return int(np.ctypeslib.as_array(logits, shape=(vocab_size,)).argmax())

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from harness.step.results import Engine, Results
 from harness.step.summary import Row, Spread
-from harness.summary import unique
 from harness.tables import new_table, show_table
+from outpace.measure.statistics import unique
 
 
 def show_summary(summary: Mapping[str, Sequence[Row]], console: Console) -> None:

@@ -1,9 +1,8 @@
-"""How many bytes of weights a pass reads, and which format a file is in."""
+"""How many bytes of weights a pass reads."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -28,17 +27,6 @@ def stored_weight_bytes(path: Path) -> int:
     tensors = GGUFFile(path).tensors
     gathered = {"token_embd.weight"} if "output.weight" in tensors else set()
     return sum(info.nbytes for name, info in tensors.items() if name not in gathered)
-
-
-def main_format(path: Path) -> str | None:
-    """What most weights of a GGUF file's layers are stored in, in lower case; None for others."""
-    if not path.is_file():
-        return None
-    sizes: Counter[str] = Counter()
-    for name, info in GGUFFile(path).tensors.items():
-        if name.startswith("blk."):
-            sizes[info.type_name.lower()] += math.prod(info.shape)
-    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def is_packed(format_name: str) -> bool:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from outpace.cli.chat_local import LocalModel, Partner, Reply
+from outpace.cli.interrupts import interrupt_flag
 from outpace.cli.options import check_stdin, engine_options, flag_of, open_llm
 from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError, OutpaceError
@@ -150,7 +148,7 @@ def _answer(
         click.echo(piece, nl=False)
 
     try:
-        with _interrupt_flag() as interrupted:
+        with interrupt_flag() as interrupted:
             reply = partner.answer(messages, params, show, interrupted.is_set)
     except OutpaceError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
@@ -185,26 +183,6 @@ def _read_lines() -> Iterator[str]:
         except EOFError:
             click.echo()
             return
-
-
-@contextmanager
-def _interrupt_flag() -> Iterator[threading.Event]:
-    """Ctrl-C sets the flag, so that no step is cut in the middle; a second one interrupts."""
-    flag = threading.Event()
-
-    def on_interrupt(signum: int, frame: object) -> None:
-        if flag.is_set():
-            raise KeyboardInterrupt
-        flag.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield flag  # handlers can only be set in the main thread
-        return
-    previous = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _message(role: str, content: str) -> dict[str, str]:

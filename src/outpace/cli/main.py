@@ -33,6 +33,14 @@ COMMANDS = {
         "outpace.cli.measure_quality:measure_quality",
         "What bfloat16 or packed weights change, against float32.",
     ),
+    "bench": ("outpace.cli.bench:bench", "Methods against plain decoding and other engines."),
+    "advise": ("outpace.cli.advise:advise", "Which method pays here, how far to draft, or none."),
+    "trace": ("outpace.cli.trace:trace", "Every step of one answer: drafts, p, q and times."),
+    "audit": ("outpace.cli.audit:audit", "Whether this installation is lossless, put to the test."),
+    "experiment": (
+        "outpace.cli.experiment:experiment",
+        "The published study of unaligned drafts, and what a trained one changes.",
+    ),
     "plan": ("outpace.cli.plan:plan", "What a model and its draft take in memory, and if it fits."),
     "info": ("outpace.cli.info:info", "Versions, processor and cache folder."),
 }

@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import click
 
+from outpace.cli.advised import (
+    advised,
+    advised_method,
+    check_advised_model,
+    config_option,
+    with_advised_model,
+)
 from outpace.cli.model_options import Decorator, model_options
 from outpace.errors import OptionError
 from outpace.params import SamplingParams
@@ -74,6 +81,7 @@ def engine_options(function: Any) -> Any:
             help="The drafter's configuration as one JSON object.",
         ),
         *_drafter_options(),
+        config_option,
         model_options("dtype", "model_impl", "kv_cache_dtype", "activations"),
         click.option(
             "--max-model-len",
@@ -95,10 +103,11 @@ def engine_options(function: Any) -> Any:
 
 
 def build_speculative_config(values: dict[str, Any]) -> dict[str, Any] | None:
-    """The drafter's configuration from flags and JSON together, or None where there is neither.
+    """The drafter's configuration from flags and JSON together, or from --config; None where there
+    is none of them.
 
-    Raises OptionError for malformed JSON, for a key given both ways, and for flags of another
-    method than the default where none is named.
+    Raises OptionError for malformed JSON, for a key given both ways, for what contradicts --config,
+    and for flags of another method than the default where none is named.
     """
     flags = {
         key: (flag, values[_dest(flag)])
@@ -110,6 +119,11 @@ def build_speculative_config(values: dict[str, Any]) -> dict[str, Any] | None:
         if key in config:
             raise OptionError(f"{flag} and --speculative-config both give {key!r}; give it once")
     config |= {key: value for key, (_, value) in flags.items()}
+    file = advised(values)
+    if file is not None:
+        named = dict.fromkeys(config, "--speculative-config")
+        named |= {key: flag for key, (flag, _) in flags.items()}
+        return advised_method(values, file, named, config)
     if "method" not in config and "model" not in config:
         _refuse_flags_of_others({key: flag for key, (flag, _) in flags.items()})
     return config or None
@@ -134,18 +148,21 @@ def check_stdin() -> None:
         raise OptionError("standard input is closed; connect a terminal, a file or a pipe to it")
 
 
-def open_llm(values: dict[str, Any], request_methods: Sequence[str] = ()) -> LLM:
+def open_llm(values: dict[str, Any], request_methods: Sequence[str] = (), **further: Any) -> LLM:
     """Load the model that the options name, showing how far a download or packing is.
 
-    request_methods: methods besides the engine's own that its requests may name.
+    request_methods: methods besides the engine's own that its requests may name. further: what
+    else `LLM` takes that no option gives.
     """
-    config = build_speculative_config(values)
+    config, file = build_speculative_config(values), advised(values)
+    if file is not None:
+        values = with_advised_model(values, file)
 
     from outpace import LLM
     from outpace.cli.progress import DownloadProgress
 
     with DownloadProgress(f"loading {values['model']}") as progress:
-        return LLM(
+        llm = LLM(
             values["model"],
             speculative_config=config,
             request_methods=request_methods,
@@ -158,7 +175,9 @@ def open_llm(values: dict[str, Any], request_methods: Sequence[str] = ()) -> LLM
             device=values["device"],
             max_num_seqs=values.get("max_num_seqs") or values.get("n") or 1,
             progress=progress,
+            **further,
         )
+    return llm if file is None else check_advised_model(llm, file, values["config"])
 
 
 def _parse_config(text: str | None) -> dict[str, Any]:
@@ -201,6 +220,7 @@ def _drafter_flags() -> dict[str, str]:
         "model_impl",
         "kv_cache_dtype",
         "activations",
+        "config",
         "max_model_len",
         "device",
         "threads",

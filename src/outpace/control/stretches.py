@@ -19,6 +19,9 @@ SETTLED = 4
 """Steps of a stretch before its steps count: what they need has to be fetched first."""
 TRIAL = 24
 """Drafting steps after which is judged whether they paid."""
+IDLE_TRIAL, SLOWER = 8, 0.95
+"""Steps after which a trial ends in which nothing was worth a draft at all, if its steps are this
+much slower than plain ones: to wait for something to turn up is cheaper in a plain stretch."""
 SHORTEST, LONGEST = 128, 1024
 """Plain steps where they did not: at first, and after trials that did not pay either."""
 LOOK_AGAIN = 256
@@ -38,6 +41,7 @@ class Stretches:
         self.is_firm = False
         """Whether the plain stretch goes on whatever turns up."""
         self._was_ended = False  # whether a trial began before its time and has not paid yet
+        self._has_drafted = False  # whether anything was drafted since the trial began
 
     @property
     def is_plain(self) -> bool:
@@ -99,7 +103,8 @@ class Stretches:
             return
         plain_s = self.plain_s(shape.num_seqs, shape.context)
         self._rate.observe(num_tokens, seconds, shape.num_seqs, plain_s)
-        if self._steps < TRIAL:
+        self._has_drafted |= shape.num_rows > shape.num_seqs
+        if self._steps < TRIAL and not self._is_idle:
             return
         if self._rate.ratio < 1:
             self._left, self._steps = self._pause, 0
@@ -113,8 +118,15 @@ class Stretches:
             self._steps = 0
             self._pause = SHORTEST
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the trial only costs: see `IDLE_TRIAL`."""
+        waited = self._steps >= IDLE_TRIAL and not self._has_drafted
+        return waited and self._rate.ratio < SLOWER
+
     def _begin_trial(self) -> None:
         self._left = self._steps = 0
+        self._has_drafted = False
         self._rate = Rate()
         self.is_firm = self._was_ended = False
 

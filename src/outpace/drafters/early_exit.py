@@ -26,7 +26,7 @@ since feeding them here would do a part of the target's work twice."""
 DEFAULT_SHARE = 0.93
 """Of the target's layers: the exit where none is given. A model that was not trained for it says
 little of use before its last layers, and running those costs nearly a whole pass: every exit loses,
-this one about least, and much of its drafts is accepted (docs/performance.md). A model trained to
+this one about least, and much of its drafts is accepted (docs/measured.md). A model trained to
 exit early wants an earlier one."""
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from outpace.engine.metrics import EngineMetrics
 from outpace.errors import OptionError
 from outpace.heads.kinds import speculative_config
+from outpace.measure.formulas import speedup
 from outpace.outputs import SpeculationStats
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _length(k: int, run: Run, plain: Run, pass_s: float) -> LengthResult:
         by_category={name: each.acceptance_length for name, each in run.stats.items()},
         draft_cost=draft / k,
         pass_cost=target,
-        predicted_ratio=run.tokens / run.passes / (draft + target),
+        predicted_ratio=speedup(run.tokens / run.passes, k, draft / k, target),
         measured_ratio=run.tokens_per_s / plain.tokens_per_s,
         tokens_per_s=run.tokens_per_s,
     )

@@ -81,16 +81,9 @@ class KeptEngine:
         self._llm: LLM | None = None
         self._decisions: DecisionReader | None = None
 
-    def generate(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        before: Sequence[Sequence[int]] = (),
-    ) -> Timing:
-        """before: prompts that are answered first, the clock not running."""
+    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Timing:
+        """Decode one prompt."""
         llm = self.llm
-        for earlier in before:
-            timed_generation(llm, earlier, params, _new_salt())
         self._decided()
         timing = timed_generation(llm, prompt, params, _new_salt())
         assert timing.num_cached_tokens == 0, "the prompt was in the cache"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
-from outpace.drafters import available_methods, options_of
 from outpace.engine.speculative_config import parse_speculative_config
 from outpace.errors import OptionError
 from outpace.strict_json import without_duplicates
@@ -89,21 +87,3 @@ def name_of(config: Config) -> str:
 def named(configs: Iterable[Config]) -> dict[str, Config]:
     """Configurations by name, each once."""
     return {name_of(config): config for config in configs}
-
-
-def needs_model(method: str) -> bool:
-    """Whether a method drafts with weights of its own, which somebody has to name or to train."""
-    return any(
-        field.name == "model" and not field.metadata.get("optional", False)
-        for field in fields(options_of(method))
-    )
-
-
-def has_shapes(method: str) -> bool:
-    """Whether a method drafts chains and trees."""
-    return any(field.name == "shape" for field in fields(options_of(method)))
-
-
-def untrained_methods() -> list[str]:
-    """Every installed method that needs no other model."""
-    return [m for m in available_methods() if m != "none" and not needs_model(m)]

@@ -6,9 +6,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from outpace.errors import OptionError
 from outpace.files import read_text
@@ -39,57 +37,30 @@ class BenchPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt of a file. turns: what the user says, one after another.
-
-    before: (role, content) of what was said before the first of the turns.
-    """
+    """One prompt of a file. messages: (role, content) of what is said, last by the user."""
 
     label: str
     category: str
-    turns: tuple[str, ...]
-    before: tuple[tuple[str, str], ...] = ()
+    messages: tuple[tuple[str, str], ...]
 
-    def prompt(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> BenchPrompt:
-        """The turn after `answers`, in the model's chat template; the bare texts, one below the
-        other, for a model without one."""
-        num_turns = len(answers) + 1
-        label = self.label if num_turns == 1 else f"{self.label} turn {num_turns}"
-        messages = list(self.before)
-        for text, answer in zip(self.turns, answers, strict=False):
-            messages += [("user", text), ("assistant", answer)]
-        messages.append(("user", self.turns[len(answers)]))
-        return BenchPrompt(label, self.category, tuple(_encode(messages, tokenizer)))
+    @classmethod
+    def from_user(cls, label: str, category: str, text: str) -> Question:
+        return cls(label, category, (("user", text),))
 
-
-def default_file() -> Path:
-    """spec_bench_dev.jsonl in the directory OUTPACE_PROMPTS if that is set, else the built-in."""
-    folder = os.environ.get(PROMPTS_VARIABLE)
-    return Path(folder) / "spec_bench_dev.jsonl" if folder else BUILT_IN
+    def prompt(self, tokenizer: Tokenizer) -> BenchPrompt:
+        """In the model's chat template; the bare texts, one below the other, for a model without
+        one."""
+        return BenchPrompt(self.label, self.category, tuple(_encode(self.messages, tokenizer)))
 
 
 def default_files() -> tuple[Path, ...]:
-    """The same, and humaneval_dev.jsonl beside it if that is there."""
-    first = default_file()
-    second = first.with_name("humaneval_dev.jsonl")
+    """spec_bench_dev.jsonl in the directory OUTPACE_PROMPTS if that is set, and humaneval_dev.jsonl
+    if that is there as well; else the built-in set."""
+    folder = os.environ.get(PROMPTS_VARIABLE)
+    if not folder:
+        return (BUILT_IN,)
+    first, second = (Path(folder) / f"{name}_dev.jsonl" for name in ("spec_bench", "humaneval"))
     return (first, second) if second.is_file() else (first,)
-
-
-def pick_prompts(
-    path: Path, tokenizer: Tokenizer, *, count: int, max_tokens: int, seed: int
-) -> list[BenchPrompt]:
-    """The first turns of `count` questions, one category after another in turn.
-
-    A category with too few fitting prompts contributes what it has. Otherwise as
-    `pick_questions`.
-    """
-    questions = pick_questions(
-        [path], tokenizer, per_category=count, max_tokens=max_tokens, seed=seed
-    )
-    categories = list(dict.fromkeys(question.category for question in questions))
-    fitting = [[q for q in questions if q.category == category] for category in categories]
-    in_turn = [q for row in zip_longest(*fitting) for q in row if q is not None][:count]
-    in_order = sorted(in_turn, key=lambda question: categories.index(question.category))
-    return [question.prompt(tokenizer) for question in in_order]
 
 
 def pick_questions(
@@ -109,8 +80,8 @@ def read_questions(paths: Sequence[Path]) -> list[Question]:
     """All questions of files, in their order.
 
     A file of text (.txt, .md) is one prompt. Any other holds JSON lines, each an object with
-    `turns` (of the user, as in Spec-Bench), `prompt` or `messages` (up to the last of the user),
-    and perhaps a `category`, without which the file's name is one.
+    `prompt`, `turns` (of the user, as in Spec-Bench; the first is asked) or `messages` (up to the
+    last of the user), and perhaps a `category`, without which the file's name is one.
     Raises OptionError with the file and the line for what is no prompt, and for a file without any.
     """
     found: dict[str, Question] = {}
@@ -131,8 +102,8 @@ def fitting(
     max_tokens: int,
     seed: int,
 ) -> list[Question]:
-    """At most `per_category` questions of each category whose first turn has no more than
-    `max_tokens` tokens, category by category in order of appearance.
+    """At most `per_category` questions of each category that have no more than `max_tokens` tokens,
+    category by category in order of appearance.
 
     The same seed picks the same questions. Raises OptionError if nothing fits.
     """
@@ -169,7 +140,7 @@ def _read(path: Path) -> Iterator[Question]:
         text = read_text(path).strip()
         if not text:
             raise OptionError(f"{path} is empty; a file of text is one prompt")
-        yield Question(path.stem, path.stem, (text,))
+        yield Question.from_user(path.stem, path.stem, text)
         return
     rows = list(read_rows(path))
     if not rows:
@@ -180,12 +151,4 @@ def _read(path: Path) -> Iterator[Question]:
         if is_spec_bench and category in _CONVERSATION:
             category = "conversation"
         label = row.get("question_id", row.get("task_id", f"{path.stem} {number}"))
-        *before, (_, text) = messages_of_row(row, where)
-        yield Question(str(label), category, (text, *_later_turns(row, where)), tuple(before))
-
-
-def _later_turns(row: dict[str, Any], where: str) -> tuple[str, ...]:
-    later = row["turns"][1:] if "turns" in row and "prompt" not in row else []
-    if not all(isinstance(text, str) for text in later):
-        raise OptionError(f"{where}: turns must be a list of strings, got {row['turns']!r:.60}")
-    return tuple(later)
+        yield Question(str(label), category, messages_of_row(row, where))

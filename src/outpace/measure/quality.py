@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from outpace.errors import OptionError
+from outpace.measure.statistics import wilson
 from outpace.models.load import LoadedModel
 from outpace.models.tokenizer import Tokenizer
 from outpace.params import SamplingParams
@@ -25,8 +26,6 @@ from outpace.types import Sequence as TokenSequence
 
 # Tokens per pass. Logits of both models are held for so many positions.
 _CHUNK_LEN = 128
-# Two-sided 95 % quantile of the normal distribution.
-_Z95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,7 @@ class Quality:
     @property
     def same_choice_interval(self) -> tuple[float, float]:
         """95 % interval of the share (Wilson's), taking positions for independent."""
-        n, share = self.num_tokens, self.same_choice_share
-        middle = share + _Z95**2 / (2 * n)
-        half = _Z95 * math.sqrt(share * (1 - share) / n + (_Z95 / (2 * n)) ** 2)
-        scale = 1 + _Z95**2 / n
-        # Rounding must not put the share itself outside.
-        return min((middle - half) / scale, share), max((middle + half) / scale, share)
+        return wilson(self.num_same_choices, self.num_tokens)
 
 
 class QualitySums:

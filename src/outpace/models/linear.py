@@ -16,7 +16,7 @@ from torch import Tensor
 
 # oneDNN blocks a weight for the row count it is told to expect. These choices serve 1..16 rows at
 # one price, and with them a row's bits do not depend on how many rows stand beside it: both were
-# found by measuring (docs/performance.md).
+# found by measuring (docs/measuring.md).
 EXPECTED_ROWS = {torch.float32: 8, torch.bfloat16: 1}
 # Beyond this many rows oneDNN changes its bfloat16 blocking.
 MAX_ROWS = {torch.float32: 1 << 30, torch.bfloat16: 128}

@@ -9,6 +9,7 @@ import pytest
 from outpace.control.costs import CostTable, PassShape
 from outpace.control.stretches import (
     FIRST_STRETCH,
+    IDLE_TRIAL,
     LONGEST,
     LOOK_AGAIN,
     SHORT_STRETCH,
@@ -55,6 +56,32 @@ def test_drafting_that_is_slower_than_a_stretch_is_left_though_its_own_plain_ste
     assert all(plain[FIRST_STRETCH + TRIAL : FIRST_STRETCH + TRIAL + SHORTEST])
     # A trial between any two pauses, each twice as long as the one before up to the longest.
     assert 3 * TRIAL <= drafting <= 6 * TRIAL
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "num_trial"),
+    [(1, 0.8, IDLE_TRIAL), (1, 0.51, TRIAL), (4, 0.8, TRIAL)],
+    ids=["idle and slower", "idle but as quick", "drafting"],
+)
+def test_a_trial_in_which_nothing_is_drafted_ends_early_where_it_costs(
+    rows: int, seconds: float, num_trial: int
+) -> None:
+    stretches = Stretches(TABLE)
+    run(stretches, FIRST_STRETCH, lambda i: (1, 1.0))
+    for _ in range(num_trial):
+        assert not stretches.is_plain
+        stretches.observe(PassShape(1, rows, 10), 1, seconds)
+    assert stretches.is_plain
+
+
+def test_a_trial_is_not_idle_once_something_was_drafted() -> None:
+    stretches = Stretches(TABLE)
+    run(stretches, FIRST_STRETCH, lambda i: (1, 1.0))
+    stretches.observe(DRAFTED, 1, 0.8)
+    for _ in range(TRIAL - 1):
+        assert not stretches.is_plain
+        stretches.observe(PLAIN, 1, 0.8)
+    assert stretches.is_plain
 
 
 def test_drafting_that_pays_goes_on_and_plain_steps_are_looked_at_again() -> None:

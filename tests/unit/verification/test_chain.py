@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exact_law import (
+from exact_means import expected_accepted
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from outpace.measure.audit.exact_law import (
     BLOCK,
     TOKEN,
     Model,
     completed,
     emission_law,
-    expected_accepted,
     row,
     rule_emission,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import chisquare
-
 from outpace.sampling import draw
 from outpace.types import Draft, Verdict
 from outpace.verification.chain import (

@@ -6,53 +6,43 @@ rules must fail it on many of the same models.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from exact_law import (
+from exact_means import expected_accepted
+
+from outpace.measure.audit.exact_law import (
     BLOCK,
     TOKEN,
-    Model,
     Rule,
     Tokens,
     completed,
     decisions,
     emission_law,
-    expected_accepted,
     is_lossless,
     random_model,
     row,
     rule_emission,
 )
-
+from outpace.measure.audit.exact_rules import (
+    WRONG_RULES,
+    argmax_drafts,
+    chain_emission,
+    dropping_drafts,
+    match_emission,
+)
 from outpace.types import Draft
 from outpace.verification.chain import Decision, token_decision, token_thresholds
-from outpace.verification.coupled import match
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 NUM_MODELS = 100
 NUM_CONTROL_MODELS = 40
 
 
-def token_emission(p: np.ndarray, draft: Draft) -> Iterator[tuple[Fraction, Tokens]]:
-    return rule_emission(TOKEN, p, draft)
-
-
-def block_emission(p: np.ndarray, draft: Draft) -> Iterator[tuple[Fraction, Tokens]]:
-    return rule_emission(BLOCK, p, draft)
-
-
-def match_emission(p: np.ndarray, draft: Draft) -> Iterator[tuple[Fraction, Tokens]]:
-    """Sample-and-match with every choice of the target at every position."""
-    supports = [[(t, share) for t, share in enumerate(p_row) if share > 0] for p_row in p]
-    for chosen in itertools.product(*supports):
-        mass = Fraction(1)
-        for _, share in chosen:
-            mass *= share
-        yield mass, match(draft.token_ids, [token for token, _ in chosen]).token_ids
+token_emission = chain_emission(TOKEN)
+block_emission = chain_emission(BLOCK)
 
 
 @pytest.mark.parametrize("seed", range(NUM_MODELS))
@@ -61,7 +51,7 @@ def test_joint_law_is_the_targets(seed: int) -> None:
     target = model.target_law()
     assert sum(target.values()) == 1
     for emit in (token_emission, block_emission, match_emission):
-        assert completed(emission_law(model, emit), model) == target, emit.__name__
+        assert completed(emission_law(model, emit), model) == target, emit
 
 
 def test_the_models_cover_the_hard_cases() -> None:
@@ -100,40 +90,6 @@ def test_block_equals_token_for_deterministic_drafts() -> None:
 # Negative controls: each is a mistake in circulation, and each must fail the check above.
 
 
-def _replacement_from_p(p: np.ndarray, draft: Draft, coins: list) -> Decision:
-    num_accepted = token_decision(p, draft, coins).num_accepted
-    return Decision(num_accepted, p[num_accepted])
-
-
-def _bonus_by_argmax(p: np.ndarray, draft: Draft, coins: list) -> Decision:
-    decision = token_decision(p, draft, coins)
-    if decision.num_accepted < len(draft):
-        return decision
-    one_hot = row(*[0] * p.shape[1])
-    one_hot[int(decision.weights.argmax())] = Fraction(1)
-    return Decision(decision.num_accepted, one_hot)
-
-
-def _with_epsilon(p: np.ndarray, draft: Draft) -> list:
-    epsilon = Fraction(1, 1000)
-    thresholds = []
-    for i, token in enumerate(draft.token_ids):
-        q_row = draft.q_at(i)
-        q = 1 if q_row is None else q_row[token]
-        p_token = p[i][token] if token < p.shape[1] else 0
-        thresholds.append(min(Fraction(1), p_token / (q + epsilon)))
-    return thresholds
-
-
-def _decide_with_epsilon(p: np.ndarray, draft: Draft, coins: list) -> Decision:
-    # Translate each coin so that the shipped rule decides at the shifted threshold.
-    shifted = [
-        Fraction(0) if coin < threshold else Fraction(1)
-        for coin, threshold in zip(coins, _with_epsilon(p, draft), strict=True)
-    ]
-    return token_decision(p, draft, shifted)
-
-
 def _accepts_at_equality(p: np.ndarray, draft: Draft, coins: list) -> Decision:
     thresholds = token_thresholds(p, draft)
     shifted = [
@@ -155,10 +111,8 @@ def _stops_at_first_failure(p: np.ndarray, draft: Draft, coins: list) -> Decisio
     return BLOCK.decide(p, draft, kept)
 
 
-WRONG_RULES = {
-    "replacement from p instead of the residual": Rule(token_thresholds, _replacement_from_p),
-    "bonus by argmax": Rule(token_thresholds, _bonus_by_argmax),
-    "epsilon in the ratio": Rule(_with_epsilon, _decide_with_epsilon),
+WRONG = {
+    **WRONG_RULES,
     "block thresholds, stopping at the first failure": Rule(
         BLOCK.thresholds, _stops_at_first_failure
     ),
@@ -172,9 +126,9 @@ def _num_biased(emit, drafts=None) -> int:
     )
 
 
-@pytest.mark.parametrize("name", WRONG_RULES)
+@pytest.mark.parametrize("name", WRONG)
 def test_wrong_rules_are_caught(name: str) -> None:
-    assert _num_biased(lambda p, draft: rule_emission(WRONG_RULES[name], p, draft)) > 5
+    assert _num_biased(lambda p, draft: rule_emission(WRONG[name], p, draft)) > 5
 
 
 def test_all_accepted_by_counting_is_caught() -> None:
@@ -192,36 +146,18 @@ def test_all_accepted_by_counting_is_caught() -> None:
     assert _num_biased(emit) > 5
 
 
-def _argmax_drafts(model: Model) -> Iterator[tuple[Fraction, Draft]]:
-    """The most probable draft, with the soft q as a false claim of how it was drawn."""
-    tokens: Tokens = ()
-    rows = []
-    for _ in range(model.k):
-        rows.append(model.q[tokens])
-        tokens = (*tokens, int(model.q[tokens].argmax()))
-    yield Fraction(1), Draft(tokens, tuple(rows))
-
-
-def _dropping_drafts(model: Model) -> Iterator[tuple[Fraction, Draft]]:
-    """Drafts cut before the first token 2, after it was drawn."""
-    for mass, draft in model.drafts():
-        tokens = draft.token_ids
-        length = tokens.index(2) if 2 in tokens else len(tokens)
-        yield mass, Draft(tokens[:length], draft.q[:length])
-
-
 @pytest.mark.parametrize("emit", [token_emission, block_emission])
-@pytest.mark.parametrize("drafts", [_argmax_drafts, _dropping_drafts])
+@pytest.mark.parametrize("drafts", [argmax_drafts, dropping_drafts])
 def test_false_claims_about_q_are_caught(emit, drafts) -> None:
     assert _num_biased(emit, drafts) > 5
 
 
 @pytest.mark.parametrize("emit", [token_emission, block_emission])
-def test_argmax_drafts_judged_one_hot_are_lossless(emit) -> None:
+def testargmax_drafts_judged_one_hot_are_lossless(emit) -> None:
     """The cure of the control above: the same drafts with q = None."""
     for seed in range(NUM_CONTROL_MODELS):
         model = random_model(seed)
-        drafts = [(mass, Draft(draft.token_ids)) for mass, draft in _argmax_drafts(model)]
+        drafts = [(mass, Draft(draft.token_ids)) for mass, draft in argmax_drafts(model)]
         assert is_lossless(model, emit, drafts)
 
 
@@ -229,8 +165,8 @@ def test_match_is_lossless_for_any_drafts() -> None:
     """Sample-and-match reads no q, so even dropped draws and argmax drafts do it no harm."""
     for seed in range(NUM_CONTROL_MODELS):
         model = random_model(seed)
-        assert is_lossless(model, match_emission, _argmax_drafts(model))
-        assert is_lossless(model, match_emission, _dropping_drafts(model))
+        assert is_lossless(model, match_emission, argmax_drafts(model))
+        assert is_lossless(model, match_emission, dropping_drafts(model))
 
 
 def test_probing_the_coins_can_fail() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from effort import examples
-from exact_law import random_model, row
-from exact_tree import (
+
+from outpace.measure.audit.exact_law import random_model, row
+from outpace.measure.audit.exact_tree import (
     LIST,
     WITH,
     WITHOUT,
@@ -19,10 +20,8 @@ from exact_tree import (
     Plan,
     branches,
     drafts,
-    p_rows,
     random_plan,
 )
-
 from outpace.types import Draft, Verdict
 from outpace.verification.chain import block_decision, token_decision
 from outpace.verification.tree import (
@@ -118,7 +117,7 @@ def acceptance(decide: Decide, kind: str, count: int) -> Fraction:
     return sum(
         mass * share * decision.num_accepted
         for mass, draft in drafts(model, Plan(((-1, kind),) * count))
-        for share, decision in branches(decide, p_rows(model, draft), draft)
+        for share, decision in branches(decide, model.p_rows(draft), draft)
     )
 
 
@@ -204,7 +203,7 @@ def test_the_callers_rows_are_not_written_to(decide: Decide) -> None:
     for seed in range(20):
         model = random_model(seed)
         for _, draft in drafts(model, random_plan(seed, (LIST, WITHOUT), model.k)):
-            p = p_rows(model, draft).astype(np.float32)
+            p = model.p_rows(draft).astype(np.float32)
             q = tuple(None if row is None else row.astype(np.float32) for row in draft.q)
             before = [p.copy(), *(row if row is None else row.copy() for row in q)]
             decide(p, replace(draft, q=q), rng.random(len(draft)))

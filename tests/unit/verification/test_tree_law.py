@@ -8,7 +8,7 @@ models.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -16,8 +16,11 @@ from functools import cache
 import numpy as np
 import pytest
 from effort import examples
-from exact_law import Model, Tokens, completed, random_model, row
-from exact_tree import (
+from exact_means import expected_path_len, tree_law
+
+from outpace.measure.audit.exact_law import Model, Tokens, completed, random_model, row
+from outpace.measure.audit.exact_rules import walk_emission
+from outpace.measure.audit.exact_tree import (
     LIST,
     WITH,
     WITHOUT,
@@ -28,16 +31,11 @@ from exact_tree import (
     drafts,
     drawn_from,
     emission,
-    expected_path_len,
-    p_rows,
     random_plan,
-    tree_law,
     with_node,
 )
-
 from outpace.types import Draft
 from outpace.verification import tree
-from outpace.verification.coupled import walk
 from outpace.verification.tree import PathDecision, recursive_decision, traversal_decision
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -97,7 +95,7 @@ def test_probes_are_never_accepted(decide: Decide) -> None:
         probed = [(m, replace(draft, num_probes=min(2, len(draft)))) for m, draft in drawn]
         assert is_lossless(model, decide, probed)
         for _, draft in probed:
-            for _, decision in branches(decide, p_rows(model, draft), draft):
+            for _, decision in branches(decide, model.p_rows(draft), draft):
                 assert all(node < draft.num_verified for node in decision.nodes)
 
 
@@ -132,39 +130,6 @@ def test_drafts_cut_to_what_was_drawn_first_are_lossless(decide: Decide) -> None
             assert is_lossless(model, decide, [(mass, cut(draft)) for mass, draft in drawn])
 
 
-class _Choices:
-    """The target's choices at the nodes reached: those of a script, then the first ones possible.
-
-    `others`: the scripts of the choices not taken.
-    """
-
-    def __init__(self, p: np.ndarray, script: Tokens) -> None:
-        self.p, self.script = p, script
-        self.taken: Tokens = ()
-        self.mass = Fraction(1)
-        self.others: list[Tokens] = []
-
-    def at(self, i: int) -> int:
-        first, *others = map(int, np.flatnonzero(self.p[i]))
-        if len(self.taken) < len(self.script):
-            first = self.script[len(self.taken)]
-        else:
-            self.others += [(*self.taken, other) for other in others]
-        self.taken = (*self.taken, first)
-        self.mass *= self.p[i][first]
-        return first
-
-
-def _walk_emission(p: np.ndarray, draft: Draft) -> Iterator[tuple[Fraction, Tokens]]:
-    """Sample-and-match with every choice of the target at every node reached."""
-    pending: list[Tokens] = [()]
-    while pending:
-        choices = _Choices(p, pending.pop())
-        tokens = walk(draft, choices.at).token_ids
-        pending += choices.others
-        yield choices.mass, tokens
-
-
 def test_sample_and_match_is_lossless_for_any_tree() -> None:
     """It reads no q, so even trees whose claims are false do it no harm."""
     for seed in range(25):
@@ -172,7 +137,7 @@ def test_sample_and_match_is_lossless_for_any_tree() -> None:
         for trees in (drawn, [(mass, _reselected(model, draft, _best)) for mass, draft in drawn]):
             law: dict[Tokens, Fraction] = {}
             for mass, draft in trees:
-                for share, tokens in _walk_emission(p_rows(model, draft), draft):
+                for share, tokens in walk_emission(model.p_rows(draft), draft):
                     law[tokens] = law.get(tokens, Fraction(0)) + mass * share
             assert completed(law, model) == model.target_law()
 

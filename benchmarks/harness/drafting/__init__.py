@@ -1,1 +1,0 @@
-"""What only the benchmark of drafting methods needs."""

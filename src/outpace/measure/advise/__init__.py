@@ -1,0 +1,1 @@
+"""Which way of drafting pays for a model, prompts and a machine, predicted and then measured."""

@@ -1,0 +1,1 @@
+"""The published experiment with losing drafts, repeated and taken apart."""

@@ -1,0 +1,1 @@
+"""Reports: one-file HTML pages, small charts and Markdown, made from plain values."""
