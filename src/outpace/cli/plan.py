@@ -210,10 +210,12 @@ def show(plan: Plan, facts: dict[str, Any], reserve: float, console: Console) ->
     console.print(_table(plan, facts))
     is_limit = plan.largest_context == plan.context_limit
     limit = " (what the model was made for)" if is_limit else ""
+    context = f"{plan.largest_context:,} tokens{limit}" if plan.largest_context else "none fits"
+    batch = f"{plan.largest_batch:,}" if plan.largest_batch else "not even one sequence fits"
     lines = [
         *_verdicts(plan.devices, reserve),
-        f"Largest batch at {plan.context:,} tokens: {plan.largest_batch:,}.",
-        f"Largest context at batch {plan.batch:,}: {plan.largest_context:,} tokens{limit}.",
+        f"Largest batch at {plan.context:,} tokens: {batch}.",
+        f"Largest context at batch {plan.batch:,}: {context}.",
         *plan.notes,
     ]
     if plan.num_copies > 1:

@@ -6,6 +6,7 @@ never code. Weights come last, so that a cached snapshot with all its weights is
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -89,7 +90,8 @@ def fetch_config(name: HubName) -> Path:
 
     try:
         bar = _bar_class(None)
-        path = hf_hub_download(name.repo, "config.json", revision=name.revision, tqdm_class=bar)
+        with _without_retry_notes():
+            path = hf_hub_download(name.repo, "config.json", revision=name.revision, tqdm_class=bar)
         return Path(path)
     # As in `_Download._explained`.
     except Exception as error:
@@ -193,13 +195,26 @@ class _Download:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
-            yield
+            with _without_retry_notes():
+                yield
         # The client's own errors share no base class, and those of its HTTP library change with
         # its versions.
         except Exception as error:
             if self._failure is not None:
                 raise self._failure from None
             raise _explanation(error, self._name) from error
+
+
+@contextmanager
+def _without_retry_notes() -> Iterator[None]:
+    """The client notes each failed attempt; the error that ends the last one says it all."""
+    client = logging.getLogger("huggingface_hub.utils._http")
+    level = client.level
+    client.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        client.setLevel(level)
 
 
 def _cached(name: HubName) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -443,3 +444,22 @@ def test_names_are_shown_as_they_are_given() -> None:
 def test_pull_of_a_hub_id_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="org/name is not an alias, and only an alias can be"):
         names.pull(NAME, from_file=tmp_path)
+
+
+def test_failed_attempts_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client's notes on each attempt are silent while we ask, and for nobody else."""
+    client = logging.getLogger("huggingface_hub.utils._http")
+    monkeypatch.setattr(client, "propagate", True)
+
+    def failing(*_: object, **__: object) -> None:
+        client.warning("thrown while requesting, retrying")
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", failing)
+    with pytest.raises(DownloadError, match="no route"):
+        download.fetch_config(HubName("org/name"))
+    assert not caplog.records
+    client.warning("somebody else's")
+    assert [record.message for record in caplog.records] == ["somebody else's"]
