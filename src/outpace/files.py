@@ -20,6 +20,32 @@ def read_text(path: Path) -> str:
         ) from error
 
 
+def check_writable(path: Path) -> None:
+    """Raise OptionError where no file can be put, as far as that is known beforehand."""
+    if path.exists() and not path.is_file():
+        raise OptionError(f"{path} is not a regular file; name another one to write to")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(folder, os.W_OK):
+        raise OptionError(f"{path} cannot be written: its folder does not allow it")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all; what was there is replaced. Raises OptionError where that
+    is impossible."""
+    check_writable(path)
+    target = path.resolve()
+    temporary = target.with_name(f".{os.getpid()}.part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def without_folders(word: str) -> str:
     """A word of a command line with the folders of its path left out; names of models on a hub
     ("owner/name") stay."""

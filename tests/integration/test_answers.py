@@ -21,6 +21,7 @@ from scripted import random_tokens
 from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
+from outpace.engine.stream import AsyncStream
 from outpace.errors import OptionError
 from outpace.outputs import RequestOutput
 
@@ -196,6 +197,19 @@ def test_a_listener_that_fails_drops_all_answers(alone: list[list[int]], caplog:
         assert {request.fold.finish_reason for request in group.requests} == {"abort"}
         assert not llm._loop._listeners
     assert caplog.text.count("a listener failed") == 1
+
+
+def test_a_stream_whose_event_loop_is_gone_is_dropped_in_silence(caplog: Any) -> None:
+    """What an interruption leaves: nobody reads on, which is nobody's fault."""
+
+    async def leave(llm: LLM) -> AsyncStream:
+        return llm.astream(GIVEN, sampling(1, max_tokens=None))
+
+    with plain_llm(TARGET) as llm:
+        asyncio.run(leave(llm))
+        run(llm, sampling(1, max_tokens=4), [PROMPT])
+        assert not llm._loop._listeners
+    assert not caplog.records
 
 
 def test_no_tokens_asked_for() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from audit_cases import MODEL, PROMPTS, SMALL, Said, informed, subject
 
-from outpace import SamplingParams
+from outpace import LLM, SamplingParams
 from outpace.errors import OptionError
 from outpace.measure.audit import self_test
 from outpace.measure.audit.faults import (
@@ -18,10 +19,10 @@ from outpace.measure.audit.faults import (
     has_copyable_cache,
     stale,
 )
-from outpace.measure.audit.results import LOSSLESS, SAYS_LITTLE, VIOLATION
+from outpace.measure.audit.results import INCOMPLETE, LOSSLESS, SAYS_LITTLE, VIOLATION
 from outpace.measure.audit.run import run_audit
 from outpace.measure.audit.self_test import SAMPLED_FAULTS, STALE, run_self_test
-from outpace.measure.audit.subject import Subject, audited_configs
+from outpace.measure.audit.subject import Subject, audited_configs, beginnings
 from outpace.models.load import LoadedModel
 
 # An audit is wrong about a lossless engine with this probability.
@@ -54,7 +55,7 @@ def test_a_lossless_engine_passes(method: dict[str, str], params: dict[str, floa
 
 def test_a_drafter_that_lies_about_its_draws_is_a_violation() -> None:
     config = informed(ArgmaxWithSoftQ, PROMPTS)
-    audited = replace(OPTIONS, samples=1024)
+    audited = replace(OPTIONS, samples=1536, level=1e-3)  # what has to be found may be looked for
     result = run_audit(subject(config), audited, Said(), texts=PROMPTS)
     assert result.verdict == VIOLATION
     assert {check.kind for check in result.checks if check.verdict == VIOLATION} == {"sampled"}
@@ -91,6 +92,50 @@ def test_greedy_parameters_leave_the_greedy_comparison() -> None:
     assert "temperature 0" in result.notes[0]
 
 
+def test_without_time_there_are_fewer_checks_and_a_note_says_which() -> None:
+    hurried = replace(OPTIONS, samples=None, minutes=1e-9, num_seeds=0)
+    result = run_audit(subject({"method": "auto"}), hurried, Said(), texts=PROMPTS)
+    assert result.complete
+    assert {check.num_samples for check in result.checks if check.kind == "exact"} == {1}
+    assert [check.method for check in result.checks if check.kind == "greedy"] == ["auto K=16"]
+    # One prompt, and one round of answers.
+    assert result.law_prompts == [PROMPTS[0].label]
+    assert [check.num_samples for check in result.checks if check.kind == "sampled"] == [64, 64]
+    [note] = result.notes
+    assert note.startswith("left out for lack of time (--minutes): auto K=16, 2 at a time; suffix")
+
+
+def test_prompts_of_the_user_are_the_only_ones() -> None:
+    texts = [replace(PROMPTS[i % 2], label=f"mine {i}") for i in range(6)]
+    result = run_audit(
+        subject({"method": "suffix"}), OPTIONS, Said(), texts=texts, own_prompts=True
+    )
+    assert result.text_prompts == ["mine 0", "mine 1"]
+    assert result.law_prompts == [f"mine {i}" for i in range(4)]
+    assert [check.name for check in result.of_kind("sampled")][:4] == result.law_prompts
+    [note] = result.notes
+    assert "of the 6 prompts given that fit, the texts took 2" in note
+    assert "the chi-square test 4" in note
+
+
+def test_the_engines_keep_to_max_model_len(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    engine = Subject.engine
+
+    def recorded(self: Subject, max_model_len: int, **options: Any) -> LLM:
+        asked.append(max_model_len)
+        return engine(self, max_model_len, **options)
+
+    monkeypatch.setattr(Subject, "engine", recorded)
+    shortest = min(len(prompt.token_ids) for prompt in PROMPTS)
+    limited = replace(subject({"method": "suffix"}), max_model_len=shortest + 8)
+    texts = [prompt for prompt in PROMPTS if len(prompt.token_ids) == shortest]
+    result = run_audit(limited, replace(OPTIONS, samples=64), Said(), texts=texts)
+    assert set(asked) == {shortest + 8}
+    assert texts[0].label in result.law_prompts
+    assert max(asked) < max(len(p.token_ids) for p in beginnings(MODEL.tokenizer)) + 8
+
+
 def test_lossy_acceptance_is_noted() -> None:
     config = {"method": "suffix", "acceptance_method": "typical"}
     result = run_audit(subject(config), replace(OPTIONS, samples=64), Said(), texts=PROMPTS)
@@ -107,6 +152,7 @@ def test_an_interrupted_audit_keeps_what_it_has() -> None:
     progress.on_tick = interrupt
     result = run_audit(subject({"method": "suffix"}), OPTIONS, progress, texts=PROMPTS)
     assert not result.complete
+    assert result.verdict == INCOMPLETE
     assert {check.kind for check in result.checks} == {"exact"}
 
 
@@ -122,6 +168,20 @@ def test_samples_that_are_not_drawn_cannot_be_tested() -> None:
         run_self_test(subject({"method": "none"}, temperature=0), Said())
 
 
+def test_planted_faults_are_caught_and_controls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sampled faults the one that is found soonest; the others have a test of their own."""
+    monkeypatch.setattr(self_test, "SAMPLED_FAULTS", (SAMPLED_FAULTS[0], SAMPLED_FAULTS[2]))
+    monkeypatch.setattr(self_test, "NUM_MODELS", 4)
+    progress = Said()
+    result = run_self_test(subject({"method": "none"}), progress, samples=1024, level=1e-4)
+    assert result.passed, [each for each in result.planted if not each.is_right]
+    assert "minutes" in progress.said[0]
+    assert [stage for stage in progress.stages if stage.startswith("planting")] == [
+        f"planting: {name}" for name in (self_test.CONTROL, SAMPLED_FAULTS[2].name, STALE)
+    ]
+
+
+@pytest.mark.slow
 def test_every_planted_fault_is_caught_and_no_control_is() -> None:
     """The sizes that docs/audit.md states, over a tiny model."""
     result = run_self_test(subject({"method": "none"}), Said(), samples=2048, level=1e-4)
@@ -177,7 +237,7 @@ def test_every_fault_in_the_default_model_is_caught(loaded: LoadedModel) -> None
 @pytest.mark.timeout(1800)
 def test_the_default_method_passes(loaded: LoadedModel) -> None:
     real = Subject(loaded, {"method": "auto"}, SamplingParams(temperature=0.7, top_p=0.95))
-    prompts = self_test.beginnings(loaded.tokenizer)
+    prompts = beginnings(loaded.tokenizer)
     result = run_audit(real, replace(OPTIONS, samples=1024), Said(), texts=prompts)
     assert result.verdict == LOSSLESS
     assert {check.method for check in result.sampled_overall} == {"suffix K=16", "eagle3 K=3"}

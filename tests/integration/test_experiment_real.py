@@ -23,7 +23,7 @@ def test_on_the_default_model(
     target = default_model()
     # From here on, so that the random draft is written anew and the model is not fetched anew.
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
-    options = ExperimentOptions(lengths=(2,), minutes=1e-6, max_tokens=32)
+    options = ExperimentOptions(lengths=(2,), minutes=1e-6, max_tokens=24)
     engine = EngineOptions("auto", "cpu", None, 1, None, None)
     drafts, notes = studied_drafts(target, options, engine)
     assert notes == []

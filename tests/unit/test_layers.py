@@ -39,7 +39,15 @@ ALLOWED |= {room: set(_TOP) for room in ("serving", "measure", "integrations", "
 ALLOWED["measure"] |= {"files", "native", "strict_json", "training"}
 ALLOWED["serving"] |= {"strict_json"}
 ALLOWED["training"] = {*ALLOWED["drafters"], "drafters", "files"}
-ALLOWED["cli"] |= {"native", "serving", "measure", "integrations", "training", "strict_json"}
+ALLOWED["cli"] |= {
+    "files",
+    "native",
+    "serving",
+    "measure",
+    "integrations",
+    "training",
+    "strict_json",
+}
 # `transformers` is an oracle and a fallback, not a dependency.
 TRANSFORMERS_HOMES = ("models/hf/adapter.py", "integrations/")
 

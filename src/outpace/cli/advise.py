@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outpace.cli.advise_tables import show
+from outpace.cli.advise_next import next_command
+from outpace.cli.advise_tables import show, show_notes
 from outpace.cli.answers import dump_json
 from outpace.cli.model_options import model_options
 from outpace.errors import OptionError
+from outpace.files import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from outpace.measure.advise.verdict import Verdict
     from outpace.measure.prompts import BenchPrompt
     from outpace.models.load import LoadedModel
+
+_MOST_OF_CATEGORY = 48
 
 
 @click.command()
@@ -44,13 +48,27 @@ if TYPE_CHECKING:
     help="A trained draft's folder, or a smaller model, to consider.",
 )
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="Of the answers.")
-@click.option("--seed", type=int, help="Of the answers' sampling.")
 @click.option(
-    "--max-tokens", type=int, default=96, show_default=True, help="Most tokens of an answer."
+    "--seed", type=int, help="Of the answers' sampling.  [default: none, other draws every time]"
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Requests decoded together.")
-@click.option("--minutes", type=float, help="How long it may take.  [default: 3]")
-@click.option("--quick", is_flag=True, help="Fewer candidates and prompts, in about 40 seconds.")
+@click.option(
+    "--max-tokens",
+    type=int,
+    default=96,
+    show_default=True,
+    help="Most tokens of an answer, at least 8.",
+)
+@click.option(
+    "--batch",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Requests decoded together, from 1 to 64.",
+)
+@click.option("--minutes", type=float, help="How long it may take, up to 600.  [default: 3]")
+@click.option(
+    "--quick", is_flag=True, help="Fewer candidates and at most 4 prompts, in about 40 seconds."
+)
 @click.option(
     "--write",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -73,20 +91,24 @@ def advise(
     decoding. Ctrl-C ends it with what is known by then.
     """
     options = _options(values, candidates)
+    if write is not None:
+        check_writable(write)
     target = _load(values)
-    chosen = _prompts(prompts, target)
-    findings, was_interrupted = _run(target, values["model"], chosen, options)
+    chosen, notes = _prompts(prompts, target)
+    findings, was_interrupted = _run(target, values["model"], chosen, options, notes)
     from outpace.measure.advise.verdict import decide
 
     verdict = decide(findings)
+    again = None if verdict is None else next_command(verdict, options)
     if as_json:
         from outpace.measure.advise.as_json import findings_json
         from outpace.measure.provenance import describe
 
-        provenance = {"provenance": describe()}
-        click.echo(dump_json(findings_json(findings, verdict) | provenance))
+        facts = findings_json(findings, verdict)
+        click.echo(dump_json(facts | {"next_command": again, "provenance": describe()}))
     else:
-        show(findings, verdict)
+        show(findings, verdict, again)
+    show_notes(findings)
     if write is not None:
         _write(write, target, values["model"], findings, verdict)
     return 130 if was_interrupted else 0
@@ -130,19 +152,31 @@ def _load(values: dict[str, Any]) -> LoadedModel:
     return target
 
 
-def _prompts(paths: tuple[Path, ...], target: LoadedModel) -> list[BenchPrompt]:
+def _prompts(paths: tuple[Path, ...], target: LoadedModel) -> tuple[list[BenchPrompt], list[str]]:
+    """(the prompts, what is to be noted of those that were left out)."""
     from outpace.measure.advise.options import MAX_PROMPT_TOKENS
-    from outpace.measure.prompts import default_files, pick_questions
+    from outpace.measure.prompts import default_files, fitting, read_questions
 
     most = min(MAX_PROMPT_TOKENS, target.max_len // 2)
-    questions = pick_questions(
-        paths or default_files(), target.tokenizer, per_category=48, max_tokens=most, seed=0
+    given = read_questions(paths or default_files())
+    questions = fitting(
+        given, target.tokenizer, per_category=_MOST_OF_CATEGORY, max_tokens=most, seed=0
     )
-    return [question.prompt(target.tokenizer) for question in questions]
+    notes = []
+    if paths and len(questions) < len(given):
+        notes.append(
+            f"{len(given) - len(questions)} of {len(given)} prompts in the files were not "
+            f"considered: over {most} tokens, or more than {_MOST_OF_CATEGORY} of a category."
+        )
+    return [question.prompt(target.tokenizer) for question in questions], notes
 
 
 def _run(
-    target: LoadedModel, name: str, prompts: list[BenchPrompt], options: AdviseOptions
+    target: LoadedModel,
+    name: str,
+    prompts: list[BenchPrompt],
+    options: AdviseOptions,
+    notes: list[str],
 ) -> tuple[Findings, bool]:
     """(what was found, whether it was interrupted)."""
     from outpace.measure.advise.findings import Findings
@@ -154,7 +188,7 @@ def _run(
         "dtype": target.dtype,
         "runs_on": target.runs_on,
     }
-    findings = Findings(model, options.temperature, options.batch)
+    findings = Findings(model, options.temperature, options.batch, notes=notes)
     with _shown_progress() as progress:
         try:
             run_advice(target, prompts, options, progress, findings)

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from outpace.measure.advise.verdict import Verdict
 
 _FAR_OFF = 0.1
+_MOST_LABELS = 3
 
 
-def show(findings: Findings, verdict: Verdict | None) -> None:
-    """Print the tables, and the advice below them."""
+def show(findings: Findings, verdict: Verdict | None, again: str | None) -> None:
+    """Print what was found, and the advice below it. again: the command line that may settle it."""
     from rich.console import Console
 
     from outpace.measure.advise.verdict import v_words
@@ -31,18 +32,25 @@ def show(findings: Findings, verdict: Verdict | None) -> None:
     if findings.batches:
         console.print(_batch_table(findings))
     lines = [] if findings.machine is None else [_costs(findings), v_words(findings.machine)]
-    lines += [*_memory(findings), *_errors(findings), *findings.notes]
+    lines += [*_memory(findings), *_unreliable(findings), *_errors(findings)]
+    lines += [] if verdict is None else ["", verdict.text]
+    lines += [] if again is None else [f"Next: {again}"]
     for line in lines:
-        click.echo(line, err=True)
+        click.echo(line)
+
+
+def show_notes(findings: Findings) -> None:
+    """Print how the run went, on standard error."""
+    for note in findings.notes:
+        click.echo(note, err=True)
     if not findings.is_complete:
         click.echo("It ended early: this is what is known so far.", err=True)
-    click.echo("" if verdict is None else verdict.text)
 
 
 def _predicted_table(findings: Findings) -> Table:
     from rich.table import Table
 
-    table = Table(title=f"Predicted, from {len(findings.recorded)} recorded answers")
+    table = Table(title=f"Predicted, for {_of(len(findings.recorded), findings.num_prompts)}")
     table.add_column("method", no_wrap=True)
     for name in ("tokens/step", "alpha", "rows", "draft ms", "pass ms", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -68,7 +76,14 @@ def _predicted_table(findings: Findings) -> Table:
 def _measured_table(findings: Findings) -> Table:
     from rich.table import Table
 
-    table = Table(title="Measured, in turn with plain decoding")
+    places = {place for measured in findings.measured for place in measured.places}
+    ran = _of(len(places), len(findings.recorded))
+    labels = [findings.recorded[place].label for place in sorted(places)]
+    few = f" ({', '.join(labels)})" if len(labels) <= _MOST_LABELS else ""
+    table = Table(
+        title=f"Measured, in turn with plain decoding, on {ran}{few}",
+        caption="predicted: for the prompts that ran, not for all that are predicted above",
+    )
     table.add_column("method", no_wrap=True)
     for name in ("tokens/s", "plain", "ratio", "95 %", "predicted", "off by"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -83,7 +98,7 @@ def _measured_table(findings: Findings) -> Table:
             f"{ratio.mean:.2f}x",
             f"{ratio.low:.2f} to {ratio.high:.2f}" if has_interval else "",
             "" if predicted is None else f"{predicted:.2f}x",
-            "" if error is None else f"{error:+.0%}",
+            "unreliable" if not measured.is_reliable else "" if error is None else f"{error:+.0%}",
         )
     return table
 
@@ -96,8 +111,15 @@ def _batch_table(findings: Findings) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for at in findings.batches:
         measured = "" if at.measured is None else f"{at.measured:.2f}x"
+        measured += "" if at.is_reliable else " (unreliable)"
         table.add_row(str(at.batch), f"{at.predicted:.2f}x", measured)
     return table
+
+
+def _of(count: int, total: int) -> str:
+    """ "4 of 10 prompts"."""
+    of = f" of {total}" if total > count else ""
+    return f"{count}{of} prompt{'' if max(count, total) == 1 else 's'}"
 
 
 def _costs(findings: Findings) -> str:
@@ -115,6 +137,16 @@ def _memory(findings: Findings) -> list[str]:
         "request of full length."
         for name, memory in findings.memory.items()
         if memory.weights or memory.per_sequence
+    ]
+
+
+def _unreliable(findings: Findings) -> list[str]:
+    """What cannot have been measured rightly."""
+    return [
+        f"{m.candidate.name} cannot be {m.ratio.mean:.2f} times as fast with {m.expected:.2f} "
+        "tokens a step: this measurement is unreliable, the machine was busy with something else."
+        for m in findings.measured
+        if not m.is_reliable
     ]
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outpace.cli.interrupts import terminate_as_interrupt
 from outpace.cli.main import EXIT_INTERRUPTED
 from outpace.cli.options import build_speculative_config, engine_options
 from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError
+from outpace.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from outpace.measure.audit.run import AuditOptions
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from outpace.models.load import LoadedModel
 
 EXIT_VIOLATION = 3
+_STDOUT = "-"
 # What the audit chooses itself: lengths, ends, seeds and numbers of answers.
 _CHOSEN = (
     "n",
@@ -35,6 +38,7 @@ _CHOSEN = (
     "skip_special_tokens",
 )
 _MAX_PROMPT_TOKENS = 1024
+_MOST_PROMPTS = 1000
 
 
 @click.command()
@@ -42,14 +46,19 @@ _MAX_PROMPT_TOKENS = 1024
     "--prompts",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Prompts to answer: JSON lines with prompt, turns or messages, or one prompt in a .txt or "
-    ".md file; may be repeated.  [default: a built-in set]",
+    help="Prompts in place of the built-in ones: JSON lines with prompt, turns or messages, or one "
+    "prompt in a .txt or .md file; may be repeated. The texts take --num-texts of them, the "
+    "chi-square test up to 4.",
 )
-@click.option("--quick", is_flag=True, help="About 20 seconds, and larger biases only.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="About 20 seconds on an idle machine, and larger biases only.",
+)
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
-    help="Time for all of it.  [default: 2.5, with --quick 0.3]",
+    help="Time for all of it; checks it does not take are left out.  [default: 2.5, quick: 0.3]",
 )
 @click.option(
     "--samples",
@@ -58,7 +67,9 @@ _MAX_PROMPT_TOKENS = 1024
     "most for each fault.  [default: what fits; 4096 with --self-test]",
 )
 @click.option(
-    "--num-texts", type=click.IntRange(min=1), help="Prompts to answer.  [default: 8, quick: 3]"
+    "--num-texts",
+    type=click.IntRange(min=1),
+    help="Prompts to answer for the comparison of texts.  [default: 8, quick: 3]",
 )
 @click.option(
     "--max-tokens",
@@ -83,7 +94,8 @@ _MAX_PROMPT_TOKENS = 1024
 @click.option(
     "--self-test",
     is_flag=True,
-    help="Plant faults in the engine, and see after how many samples the audit catches each.",
+    help="Plant faults in the engine, and see after how many samples the audit catches each; takes "
+    "two to three minutes.",
 )
 @click.option(
     "--json",
@@ -111,13 +123,16 @@ def audit(**values: Any) -> int:
     config = build_speculative_config(values) or {"method": "auto"}
     if config.get("method") == "none":
         raise OptionError("method 'none' drafts nothing, so there is nothing to audit")
+    if values["json_file"] not in (None, _STDOUT):
+        check_writable(Path(values["json_file"]))
 
     from outpace.measure.audit.subject import Subject
 
     subject = Subject(
         _load(values), config, params, values["batch"], max_model_len=values["max_model_len"]
     )
-    return _self_test(subject, values) if values["self_test"] else _audit(subject, values)
+    with terminate_as_interrupt():
+        return _self_test(subject, values) if values["self_test"] else _audit(subject, values)
 
 
 def _audit(subject: Subject, values: dict[str, Any]) -> int:
@@ -126,11 +141,11 @@ def _audit(subject: Subject, values: dict[str, Any]) -> int:
     from outpace.measure.audit.run import run_audit
 
     options = _options(values)
-    texts = _texts(subject, values["prompts"], options.num_texts)
+    texts = _texts(subject, values["prompts"])
     with _Progress() as progress:
         own = bool(values["prompts"])
         result = run_audit(subject, options, progress, texts=texts, own_prompts=own)
-    if values["json_file"] != "-":
+    if values["json_file"] != _STDOUT:
         show_audit(result)
     _write(result.to_json(), values["json_file"])
     if result.verdict == VIOLATION:
@@ -145,7 +160,7 @@ def _self_test(subject: Subject, values: dict[str, Any]) -> int:
     with _Progress() as progress:
         samples = values["samples"] or NUM_SAMPLES
         result = run_self_test(subject, progress, samples=samples, level=values["level"])
-    if values["json_file"] != "-":
+    if values["json_file"] != _STDOUT:
         show_self_test(result)
     _write(result.to_json(), values["json_file"])
     if not result.complete:
@@ -161,17 +176,16 @@ def _options(values: dict[str, Any]) -> AuditOptions:
     return replace(QUICK if values["quick"] else AuditOptions(), **given)
 
 
-def _texts(subject: Subject, files: tuple[Path, ...], count: int) -> list[AuditPrompt]:
-    """The first prompts of all categories in turn."""
+def _texts(subject: Subject, files: tuple[Path, ...]) -> list[AuditPrompt]:
+    """The prompts that fit, of all categories in turn."""
     from outpace.measure.audit.subject import AuditPrompt
     from outpace.measure.prompts import BUILT_IN, pick_questions
 
-    limit = min(subject.loaded.max_len, subject.max_model_len or _MAX_PROMPT_TOKENS) // 2
     questions = pick_questions(
         files or [BUILT_IN],
         subject.loaded.tokenizer,
-        per_category=count,
-        max_tokens=min(limit, _MAX_PROMPT_TOKENS),
+        per_category=_MOST_PROMPTS,
+        max_tokens=min(subject.max_len // 2, _MAX_PROMPT_TOKENS),
         seed=0,
     )
     places: dict[str, int] = {}
@@ -180,7 +194,7 @@ def _texts(subject: Subject, files: tuple[Path, ...], count: int) -> list[AuditP
         place = places[question.category] = places.get(question.category, -1) + 1
         ranked.append((place, question))
     ranked.sort(key=lambda pair: pair[0])
-    prompts = [question.prompt(subject.loaded.tokenizer) for _, question in ranked[:count]]
+    prompts = [question.prompt(subject.loaded.tokenizer) for _, question in ranked]
     return [AuditPrompt(prompt.label, prompt.token_ids) for prompt in prompts]
 
 
@@ -204,13 +218,16 @@ def _load(values: dict[str, Any]) -> LoadedModel:
 
 
 def _write(document: dict[str, Any], file: str | None) -> None:
-    """Write JSON where it is wanted. Last of all: a full disk must not cost the table too."""
+    """Write JSON where it is wanted. Last of all: a full disk must not cost the table too.
+
+    Raises OptionError for a file that cannot be written.
+    """
     from outpace.cli.answers import dump_json
 
-    if file == "-":
+    if file == _STDOUT:
         click.echo(dump_json(document))
     elif file is not None:
-        Path(file).write_text(dump_json(document) + "\n", encoding="utf-8")
+        write_whole(Path(file), dump_json(document) + "\n")
 
 
 class _Progress:

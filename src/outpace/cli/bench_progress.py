@@ -6,6 +6,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from outpace.cli.printable import in_one_line
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -26,7 +28,9 @@ class BenchBar:
         now = time.perf_counter()
         if now - self._drawn_at >= _DRAWN_EVERY_S:
             self._drawn_at = now
-            self._progress.update(self._task, description=what, completed=now - self._started)
+            self._progress.update(
+                self._task, description=in_one_line(what), completed=now - self._started
+            )
             self._progress.refresh()
 
     def __enter__(self) -> BenchBar:

@@ -9,7 +9,9 @@ import click
 
 from outpace.cli.answers import dump_json
 from outpace.cli.evaluate_draft import parse_lengths
+from outpace.cli.interrupts import terminate_as_interrupt
 from outpace.cli.model_options import DEFAULT_MODEL, model_options
+from outpace.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +80,10 @@ def experiment(**values: Any) -> int:
     the original pair where the Hugging Face Hub can be reached.
     """
     options = _options(values)
-    summary = _measured(values, options)
+    if values["html"] is not None:
+        check_writable(values["html"])
+    with terminate_as_interrupt():
+        summary = _measured(values, options)
     if values["as_json"]:
         click.echo(dump_json(summary))
     else:
@@ -89,7 +94,7 @@ def experiment(**values: Any) -> int:
         from outpace.measure.experiment.report import experiment_html
 
         # Last of all: a full disk must not cost the tables too.
-        values["html"].write_text(experiment_html(summary), encoding="utf-8")
+        write_whole(values["html"], experiment_html(summary))
     return 0 if summary["complete"] else EXIT_INTERRUPTED
 
 
@@ -175,7 +180,7 @@ def show(summary: dict[str, Any], console: Console) -> None:
     for draft in summary["drafts"]:
         say(f"{draft['label']}: {draft['description']}.")
     for found, legend in (
-        (tables.speed_tables(summary), tables.SPEEDS_LEGEND),
+        (tables.speed_tables(summary), tables.speeds_legend(summary)),
         (tables.loss_tables(summary), tables.LOSSES_LEGEND),
     ):
         for table in found:

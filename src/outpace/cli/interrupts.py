@@ -1,4 +1,4 @@
-"""Ctrl-C as something to look at between steps."""
+"""Ctrl-C as something to look at between steps, and SIGTERM as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,6 +6,23 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends what runs as Ctrl-C does, so that what there is by then is shown."""
+
+    def on_terminate(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers can only be set in the main thread
+        return
+    previous = signal.signal(signal.SIGTERM, on_terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def trace(prompt: str | None, **values: Any) -> int:
     if show is not None:
         _refuse_what_runs(prompt)
     if html is not None:
-        from outpace.measure.trace.files import check_writable
+        from outpace.files import check_writable
 
         for name in ("out", "show"):
             if values[name] is not None and html.resolve() == values[name].resolve():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outpace.cli.chat_local import ACCEPTED_COLOUR
+from outpace.cli.printable import printable
 from outpace.measure.trace.records import Node, SequenceStep, Step, Summary, Trace
 
 if TYPE_CHECKING:
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLES = {"accepted": ACCEPTED_COLOUR, "recovered": "yellow", "bonus": "green", "plain": ""}
-MAX_QUOTED = 24
-# What a terminal would obey instead of showing.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# With these a row fits 80 columns, several answers or not.
+MAX_QUOTED, _MAX_REJECTED = 17, 15
 
 
 def show_trace(trace: Trace, console: Console, *, num_steps: int) -> None:
@@ -39,7 +38,7 @@ def show_trace(trace: Trace, console: Console, *, num_steps: int) -> None:
         if left > 0:
             _say(console, f"{left} more; --steps shows more of them, --out keeps all.")
     if trace.summary is None:
-        _say(console, "This trace has no end: whatever wrote it was interrupted.")
+        _say(console, trace.missing_end)
         return
     if trace.summary.positions:
         console.print(_table_of_positions(trace.summary))
@@ -102,34 +101,42 @@ def _table_of_steps(trace: Trace, num_steps: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="Steps (times in ms)", title_justify="left", box=SIMPLE, pad_edge=False)
-    numbers, several = {"justify": "right", "no_wrap": True}, trace.num_answers > 1
-    table.add_column("step", **numbers)  # type: ignore[arg-type]
-    if several:
-        table.add_column("answer", **numbers)  # type: ignore[arg-type]
-    table.add_column("drafted by")
-    table.add_column("accepted")
-    table.add_column("first rejected")
-    table.add_column("own token")
+    table = Table(
+        title="Steps (times in ms)",
+        title_justify="left",
+        box=SIMPLE,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    several = trace.num_answers > 1
+    table.add_column("step#\nanswer" if several else "step", justify="right", no_wrap=True)
+    for heading in ("accepted", "first rejected", "own token"):
+        table.add_column(heading, overflow="fold")
     for heading in ("draft", "pass", "rest"):
-        table.add_column(heading, **numbers)  # type: ignore[arg-type]
+        table.add_column(heading, justify="right", no_wrap=True)
     for step, part in _rows(trace)[:num_steps]:
         times = (step.draft_s, step.target_s, step.rest_s)
         table.add_row(
-            str(step.step),
-            *([str(part.answer + 1)] if several else []),
-            Text(f"{part.origin or 'draft'} ({len(part.nodes)})" if part.nodes else "-"),
+            f"{step.step}#{part.answer + 1}" if several else str(step.step),
             Text(_accepted(part), style=STYLES["accepted"]),
             Text(_rejected(part)),
             _own(part),
-            *(f"{1000 * seconds:.1f}" for seconds in times),
+            *(_milliseconds(seconds) for seconds in times),
         )
     return table
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.{1 if seconds < 0.1 else 0}f}"
+
+
 def _accepted(part: SequenceStep) -> str:
+    """ "2/3 ngram", and below it what the two say."""
+    if not part.nodes:
+        return "-"
     taken = [token for token in part.output if token.node is not None]
-    return f"{len(taken)}: {quoted(''.join(token.text for token in taken))}" if taken else "-"
+    said = f"{len(taken)}/{len(part.nodes)} {part.origin or 'drafted'}"
+    return f"{said}\n{quoted(''.join(token.text for token in taken))}" if taken else said
 
 
 def _own(part: SequenceStep) -> Text:
@@ -139,16 +146,27 @@ def _own(part: SequenceStep) -> Text:
     if not own:
         return Text("-")  # a stop rule cut it away
     [token] = own
-    said = f"{quoted(token.text)} {token.kind} p {token.p:.3f}"
-    return Text(said, style=STYLES[token.kind])
+    p = f"{token.p:.3f}"
+    # A greedy request has 1 in every row.
+    words = token.kind if p == "1.000" else f"{token.kind} p {p}"
+    return Text(_beside(token.text, words, MAX_QUOTED), style=STYLES[token.kind])
 
 
 def _rejected(part: SequenceStep) -> str:
     node = first_rejected(part.nodes)
     if node is None:
         return "-"
-    q = "q one-hot" if node.one_hot else f"q {node.q:.3f}"
-    return f"{quoted(node.text)} p {node.p:.3f} {q}"
+    q = "one-hot" if node.one_hot else f"q {node.q:.3f}"
+    return _beside(node.text, f"p {node.p:.3f} {q}", _MAX_REJECTED)
+
+
+def _beside(text: str, words: str, width: int) -> str:
+    """A token and what is to be said of it, on one line where there is room for it, else on two."""
+    from rich.cells import cell_len
+
+    token = quoted(text, width)
+    said = f"{token} {words}"
+    return said if cell_len(said) <= width else f"{token}\n{words}"
 
 
 def first_rejected(nodes: Sequence[Node]) -> Node | None:
@@ -180,21 +198,20 @@ def _table_of_positions(found: Summary) -> Table:
     return table
 
 
-def printable(text: str) -> str:
-    """The text with control characters that a terminal would obey as their pictures."""
-    return _CONTROLS.sub(_picture, text)
+def quoted(text: str, width: int = MAX_QUOTED) -> str:
+    """A piece of text in quotes on one line, at most `width` columns wide."""
+    from rich.cells import cell_len
+
+    said = _as_json(text)
+    text = text[:width]
+    while cell_len(said) > width:
+        text = text[:-1]
+        said = _as_json(f"{text}...")
+    return said
 
 
-def quoted(text: str) -> str:
-    """A piece of text in quotes, short and on one line."""
-    if len(text) > MAX_QUOTED:
-        text = text[: MAX_QUOTED - 3] + "..."
+def _as_json(text: str) -> str:
     return printable(json.dumps(text, ensure_ascii=False))
-
-
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return chr(0x2400 + code) if code < 0x20 else "\ufffd"
 
 
 def _many(count: int, noun: str) -> str:

@@ -111,7 +111,12 @@ class AsyncStream(_Subscription, AsyncIterator[Event]):
         event_loop = asyncio.get_running_loop()
 
         def deliver(event: Event | None) -> None:
-            event_loop.call_soon_threadsafe(self._events.put_nowait, event)
+            try:
+                event_loop.call_soon_threadsafe(self._events.put_nowait, event)
+            except RuntimeError:
+                if not event_loop.is_closed():
+                    raise
+                self.cancel()  # nobody is left to read, which is how an interruption may end
 
         self._start(deliver)
 

@@ -142,13 +142,14 @@ async def _time_batch(
         request = {"prompt_token_ids": list(prompt), "cache_salt": _new_salt()}
         nonlocal at_first
         first_s = 0.0
-        stream = llm.astream(request, own)
-        async for event in stream:
-            elapsed = time.perf_counter() - started
-            if not first_s:
-                # The last request to get here is the one that counts.
-                first_s, at_first = elapsed, replace(llm.metrics)
-            arrivals.append((elapsed, len(event.token_ids)))
+        # Interrupted, it waits for the request's end: events must not come to a loop that is gone.
+        async with llm.astream(request, own) as stream:
+            async for event in stream:
+                elapsed = time.perf_counter() - started
+                if not first_s:
+                    # The last request to get here is the one that counts.
+                    first_s, at_first = elapsed, replace(llm.metrics)
+                arrivals.append((elapsed, len(event.token_ids)))
         return first_s, stream.output
 
     done = await asyncio.gather(*map(run, prompts, params))

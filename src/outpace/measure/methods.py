@@ -15,6 +15,9 @@ PLAIN = "plain"
 SHAPES = ("chain", "tree")
 EXAMPLES = "auto, suffix:4, ngram:1-4 or eagle3:8:tree"
 
+MAX_K = 64
+"""Most draft tokens at which a range may end."""
+
 Config = Mapping[str, Any]
 
 
@@ -65,6 +68,8 @@ def _lengths(text: str, lengths: str) -> range:
             f"{text!r}: the number of draft tokens must be at least 1, or a range such as 1-4, "
             f"got {lengths!r}"
         )
+    if found[-1] > MAX_K and len(found) > 1:
+        raise OptionError(f"{text!r}: a range of draft tokens can go to {MAX_K}, got {lengths!r}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -121,7 +122,8 @@ def _prefilled(runner: Runner, seq_id: int, token_ids: list[int]) -> TokenSequen
 @torch.inference_mode()
 def _time_pass(runner: Runner, seq: TokenSequence, shape: str, num_rows: int) -> float:
     parents = None if shape == "chain" else tuple(n // 2 - 1 for n in range(num_rows - 1))
-    draft = Draft(tuple(seq.tokens[: num_rows - 1]), parents=parents)
+    token_ids = tuple(itertools.islice(itertools.cycle(seq.tokens), num_rows - 1))
+    draft = Draft(token_ids, parents=parents)
     started = time.perf_counter()
     scores = runner.extend([seq], [draft])
     if scores.logits.device.type == "cuda":

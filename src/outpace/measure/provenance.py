@@ -19,6 +19,8 @@ from outpace.files import without_folders
 
 _LIBRARIES = ("torch", "numpy", "transformers")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "KMP_BLOCKTIME")
+BUSY_SHARE = 0.5
+"""Load for each core from which a machine is too busy to be measured."""
 
 
 def describe() -> dict[str, Any]:
@@ -39,6 +41,18 @@ def describe() -> dict[str, Any]:
         "load_average": _load_average(),
         "variables": {n: os.environ[n] for n in _THREAD_VARIABLES if n in os.environ},
     }
+
+
+def load_note() -> str | None:
+    """A warning where the machine is too busy for its times to mean anything; None where not, or
+    where that is not known."""
+    load, cores = _load_average(), os.cpu_count() or 1
+    if load is None or load[0] <= BUSY_SHARE * cores:
+        return None
+    return (
+        f"the machine was busy when this began (load average {load[0]:.1f} on {cores} cores): its "
+        "times say little"
+    )
 
 
 def _version(name: str) -> str | None:

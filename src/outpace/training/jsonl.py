@@ -28,7 +28,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OptionError(f"{where}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise OptionError(f"{where}: expected a JSON object, got {line:.60}")

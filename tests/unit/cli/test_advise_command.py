@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ import pytest
 from model_files import write_hf
 
 import outpace
+from outpace.cli import advise as advise_module
 from outpace.cli import serve as serve_module
+from outpace.cli.advise_next import next_command
 from outpace.measure.advise import run as run_module
+from outpace.measure.advise.candidates import candidates_of
 from outpace.measure.advise.configuration import AdvisedConfig, read_config, write_config
+from outpace.measure.advise.findings import Measured
+from outpace.measure.advise.options import AdviseOptions
+from outpace.measure.advise.recording import record
+from outpace.measure.advise.verdict import NOT_SURE, UNCERTAIN, USE, Verdict
+from outpace.measure.methods import parse_methods
+from outpace.measure.statistics import Ratio
 
 Run = Callable[..., tuple[int, str, str]]
 FAST = ("--model-impl", "torch", "--dtype", "float32", "--minutes", "0.05", "--max-tokens", "12")
@@ -115,13 +125,85 @@ def test_ctrl_c_gives_what_there_is(
     )
     assert status == 130
     assert "suffix K=2" in out
+    assert "A plain step takes" in out
     assert "ended early" in err
+    assert "Traceback" not in err
     assert "Do not speculate here" in out or "was not measured" in out
+
+
+def test_what_was_left_out_is_said(
+    run_cli: Run, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, tokens and the time promised; and a measurement that cannot be right."""
+    texts = prompts.read_text("utf-8").splitlines()
+    many = prompts.with_name("many.jsonl")
+    many.write_text("\n".join(texts * 2) + "\n", "utf-8")
+
+    def too_fast(loaded: Any, candidates: Any, *args: Any, found: Any, **values: Any) -> None:
+        ratio = Ratio(4.69, None, None, 1)
+        found.append(Measured(candidates[0], ratio, 9, 2, 1.8, 1, 1, 1, (2,), expected=1.78))
+
+    monkeypatch.setattr(run_module, "measure", too_fast)
+    monkeypatch.setattr(run_module, "load_note", lambda: "the machine was busy")
+    monkeypatch.setattr(run_module, "_OVERRUN", 0.0)
+    monkeypatch.setattr(run_module, "record", _cut_short)
+    status, out, err = run_cli(
+        *("advise", "--model", str(model), "--prompts", str(many), *FAST),
+        *("--candidates", "suffix:2", "--quick", "--seed", "3"),
+    )
+    assert status == 0, err
+    assert "2 of 6 prompts were left out: --quick looks at 4 at most" in err
+    assert "Answers were cut to 9 tokens, not 12" in err
+    assert "s promised" in err
+    assert "The machine was busy." in err
+    assert "for 4 of 6 prompts" in out
+    assert "on 1 of 4 prompts (many " in " ".join(out.split())
+    assert "Not sure: suffix K=2 seemed to reach 4.69" in out
+    assert "more than 10 % off" not in out
+    (line,) = (line for line in out.splitlines() if line.startswith("Next: "))
+    assert "--candidates suffix:2 --minutes 0.05" in line
+    assert f"--model {model} --prompts {many}" in line
+    assert "--seed 3" in line
+    assert "--quick" not in line
+
+
+def _cut_short(loaded: Any, prompts: Any, options: AdviseOptions, clock: Any, **values: Any) -> Any:
+    return record(loaded, prompts, replace(options, max_tokens=9), clock, **values)
+
+
+def test_more_time_for_the_one_in_question(model: Path) -> None:
+    argv = ["--model", str(model), "--candidates", "suffix:1-4,auto", "--minutes", "5"]
+    with advise_module.advise.make_context("advise", argv):
+        options = AdviseOptions(minutes=5)
+        (best,) = candidates_of(parse_methods("suffix:3:tree"))
+        unsure = Verdict(NOT_SURE, "", {}, best, UNCERTAIN)
+        assert next_command(unsure, options) == (
+            f"outpace advise --model {model} --candidates suffix:3:tree --minutes 15"
+        )
+        assert next_command(replace(unsure, kind=USE), options) is None
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything(
+    run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advise_module, "_load", lambda values: pytest.fail("a model was loaded"))
+    for place in (tmp_path / "nowhere" / "a.json", Path("/dev/null")):
+        status, out, err = run_cli("advise", "--model", "any", "--write", str(place))
+        assert (status, out) == (1, "")
+        assert str(place) in err
+        assert err.count("\n") == 1
+
+
+def test_help_shows_ranges_and_defaults(run_cli: Run) -> None:
+    text = " ".join(run_cli("advise", "--help")[1].split())
+    for words in ("from 1 to 64", "up to 600", "at least 8", "other draws every time"):
+        assert words in text
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["--candidates", "suffix:1-999"], "can go to 64"),
         (["--candidates", "nonsense:2"], "unknown speculative method 'nonsense'"),
         (["--candidates", "suffix:0"], "at least 1"),
         (["--minutes", "0"], "minutes must be more than 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from audit_cases import MODEL
 
 from outpace.cli import audit as command
 from outpace.cli.audit_tables import conclusion
+from outpace.cli.interrupts import terminate_as_interrupt
 from outpace.measure.audit import run, self_test
 from outpace.measure.audit.results import (
     LOSSLESS,
@@ -81,7 +83,7 @@ def test_the_whole_of_it(run_cli: Run, tmp_path: Path) -> None:
     )
     assert status == 0
     text = " ".join(out.split())
-    for part in ("rule: token verification", "greedy: suffix K=16, one at a time", "law: suffix"):
+    for part in ("token verification", "suffix K=16 greedy, one at a time", "The law of sampled"):
         assert part in text
     assert "Lossless as far as tested" in text
     assert "Not proved:" in text
@@ -91,8 +93,10 @@ def test_the_whole_of_it(run_cli: Run, tmp_path: Path) -> None:
     assert found["complete"] is True
     assert found["sampling"] == {"temperature": 0.7, "top_k": 20}
     assert {check["kind"] for check in found["checks"]} == {"exact", "greedy", "seeded", "sampled"}
-    # The user's own prompt takes part in the chi-square test.
-    assert "prompts" in [check["name"] for check in found["checks"]]
+    # The user's own prompt alone is what is sampled.
+    laws = [check["name"] for check in found["checks"] if check["kind"] == "sampled"]
+    assert laws == ["prompts", "all prompts"]
+    assert found["law_prompts"] == found["text_prompts"] == ["prompts"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,7 @@ def test_the_whole_of_it(run_cli: Run, tmp_path: Path) -> None:
     [
         ([LOSSLESS], True, 0, "Lossless as far as tested"),
         ([LOSSLESS, VIOLATION], True, 3, "NOT LOSSLESS: law: all prompts"),
-        ([SAYS_LITTLE], True, 0, "too few drafts"),
+        ([SAYS_LITTLE], True, 0, "hardly a draft was judged in sampled answers"),
         ([LOSSLESS], False, 130, "INTERRUPTED"),
         ([VIOLATION], False, 3, "NOT LOSSLESS"),
     ],
@@ -112,6 +116,13 @@ def test_exit_status(
     found = run_cli("audit", "--method", "suffix")
     assert found.status == status
     assert words in found.out
+
+
+def test_sigterm_is_an_interruption() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), terminate_as_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_json_on_standard_output_stands_alone(run_cli: Run, finds: Any) -> None:
@@ -126,7 +137,7 @@ def test_options_reach_the_audit(run_cli: Run, finds: Any) -> None:
     assert (options.minutes, options.num_texts, options.num_models) == (7, 2, 100)
     assert (subject.params.temperature, subject.params.top_p) == (1.0, 0.5)
     assert subject.config == {"method": "auto"}
-    assert len(asked["texts"]) == 2
+    assert len(asked["texts"]) > 2  # as many as there are; the audit takes what it needs
     assert asked["own_prompts"] is False
 
 
@@ -164,7 +175,59 @@ def test_self_test(run_cli: Run, finds: Any) -> None:
     assert "FAILED: fault 1 (chi-square)" in found.out
 
 
+def greedy_result(**changes: Any) -> AuditResult:
+    check = Check("greedy", "x", "texts", 8, 0, LOSSLESS, **({"num_drafted": 5} | changes))
+    silent = Check("greedy", "y", "texts", 8, 0, SAYS_LITTLE, num_drafted=0)
+    sampling = {"temperature": 0.0}
+    result = AuditResult("m", "bfloat16", "torch", "suffix", sampling, 0.001, [check, silent])
+    result.text_prompts, result.complete = ["a"] * 8, True
+    return result
+
+
 def test_a_tie_is_not_called_a_difference() -> None:
-    tied = Check("greedy", "x", "texts", 8, 0, LOSSLESS, num_ties=2)
-    result = AuditResult("m", "bfloat16", "torch", "suffix", {}, 0.001, [tied], complete=True)
-    assert "8 texts equal plain decoding's but for 2 rounding ties" in conclusion(result)
+    said = conclusion(greedy_result(num_ties=2))
+    assert "of 16 texts (8 prompts, 2 checks) 5 had drafts judged" in said
+    assert "equal plain decoding's but for 2 rounding ties" in said
+    assert conclusion(greedy_result(num_ties=1)).count("1 rounding tie.") == 1
+
+
+def test_an_interrupted_audit_has_no_verdict_and_counts_no_text_without_drafts() -> None:
+    result = greedy_result(num_drafted=0)
+    result.complete = False
+    said = conclusion(result)
+    assert said.startswith("INTERRUPTED, so there is no verdict")
+    assert "Nothing was tested to the end" in said
+    assert "smaller biases" not in said
+    assert "texts" not in said
+
+
+def test_the_tables_fit_80_columns(
+    run_cli: Run, finds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = result_of(LOSSLESS)
+    result.checks += [
+        Check("exact", "recursive rejection over trees", "tiny models", 100, 0, LOSSLESS),
+        *greedy_result(num_drafts=1234, method="suffix K=16").checks,
+    ]
+    finds(result)
+    out = run_cli("audit", "--method", "suffix").out
+    tables = out[: out.index("Lossless as far")]
+    assert max(map(len, tables.splitlines())) <= 80
+    for line in ("recursive rejection over trees", "suffix K=16 greedy, x", "all prompts 512"):
+        assert line in " ".join(tables.split())
+    # Columns without a word in them are left out.
+    assert "ties" not in tables
+    assert "impossible" not in tables
+
+
+def test_a_fault_is_caught_and_a_control_is_not_called_missed(run_cli: Run, finds: Any) -> None:
+    result = planted(True, False)
+    result.planted.append(
+        Planted("nothing", "enumeration", "tiny models", 1, False, is_control=True)
+    )
+    finds(result)
+    out = " ".join(run_cli("audit", "--self-test").out.split())
+    assert "fault 0 chi-square 256 answers caught" in out
+    assert "fault 1 chi-square 256 answers MISSED" in out
+    assert "nothing enumeration 1 tiny model nothing found" in out

@@ -142,13 +142,16 @@ def test_the_tables(run_cli: Run, measuring: Measuring) -> None:
     text = " ".join(out.split())
     assert "v(n): a target pass over n rows" in text
     assert "2 2.00 20.00 ms 50 %" in text
+    assert "3 prompts, up to 1 round." in text
     assert "Speed-up by column: native q4_1, greedy" in text
-    assert "2/3 (from token 3)" in text
+    assert "ngram K=2: ids differ in 1 of 3 answers, first from token 3." in text
     assert "Acceptance by position" in text
-    assert "75 % 100 %" in text
+    assert "1 75 % 75 % 2 100 % 100 %" in text
     # Speeds of 15, 16 and 17 beside 10, then of 6, 7 and 8.
-    assert "ngram K=2 1.60 [" in text
-    assert "] batch 4" in text
+    assert "batch 1 1.60 [" in text
+    assert "slower from batch 4" in text
+    assert "Speculation pays here, one request at a time, best with ngram K=2." in text
+    assert "other plain was not measured; the notes say why." in text
     assert text.endswith("complete, 0 min 0 s")
 
 

@@ -36,6 +36,7 @@ def column(summary: Any) -> Any:
         (lambda s: s.update(paths=[{}]), "path is missing in paths"),
         (lambda s: s.update(model="x"), "model cannot be 'x'"),
         (lambda s: s.update(schema=True), "schema cannot be True"),
+        (lambda s: s["paths"][0].update(threads="many"), "threads cannot be 'many'"),
         (lambda s: column(s)["ratio"].update(mean="fast"), "ratio cannot be"),
         (lambda s: column(s)["ratio"].update(low=None, high=1.5), "ratio cannot be"),
         (lambda s: column(s).update(step={}), "num_rows is missing in step"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from tiny import tiny_model
 
 import outpace
 from outpace import LLM as real  # noqa: N811
-from outpace.cli.trace_view import first_rejected, printable, quoted
+from outpace.cli.printable import printable
+from outpace.cli.trace_view import first_rejected, quoted
 from outpace.measure.trace.files import read_trace
 from outpace.measure.trace.records import Node, Outcome
 
@@ -144,10 +147,34 @@ def test_an_interrupted_trace_is_kept(
     assert 0 < trace.summary.num_output_tokens < 200
 
 
+@pytest.mark.parametrize("sampling", [(), ("--temperature", "1", "--seed", "1", "--n", "2")])
+def test_a_step_takes_one_line_or_two(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch, sampling: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run_cli(*TRACE, *sampling, "--steps", "8")[1]
+    lines = out[out.index("Steps (times") :].splitlines()
+    (rule,) = (i for i, line in enumerate(lines) if line.startswith("────"))
+    rows = lines[rule + 1 : next(i for i, line in enumerate(lines) if " more; --steps" in line)]
+    starts = [i for i, row in enumerate(rows) if re.match(r" *\d+(#\d)?  ", row)]
+    assert len(starts) == 8
+    assert max(b - a for a, b in pairwise([*starts, len(rows)])) <= 2
+    assert max(map(len, lines[: rule + len(rows)])) <= 80
+    assert not any("…" in row for row in rows)
+    # Of a greedy request every p is 1.
+    assert any(re.search(r"(plain|recovered|bonus) p 0\.\d{3}", row) for row in rows) == bool(
+        sampling
+    )
+    assert "p 1.000" not in out
+
+
 def test_what_a_terminal_would_obey() -> None:
     assert printable("a\x1b[31mb\x9bc\n\td") == "a\u241b[31mb\ufffdc\n\td"
     assert quoted('say "hi"\n') == r'"say \"hi\"\n"'
-    assert quoted("x" * 40) == '"' + "x" * 21 + '..."'
+    assert quoted("x" * 40) == '"' + "x" * 12 + '..."'
+    assert quoted("\n" * 40) == '"' + r"\n" * 6 + '..."'
+    assert quoted("水" * 7) == '"' + "水" * 7 + '"'
+    assert quoted("水" * 8) == '"' + "水" * 6 + '..."'
 
 
 def node(depth: int, outcome: Outcome) -> Node:

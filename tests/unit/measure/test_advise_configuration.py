@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,23 @@ CONFIG = AdvisedConfig(
     speculative_config={"method": "suffix", "num_speculative_tokens": 4},
     advice={"text": "use suffix, 1.4 times plain — “here”", "ratio": 1.4},
 )
+
+
+def test_what_cannot_be_finished_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "advice.json"
+    write_config(path, CONFIG)
+
+    def full(*args: Any, **values: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OptionError, match="No space left"):
+        write_config(path, replace(CONFIG, model="another"))
+    monkeypatch.undo()
+    assert read_config(path) == CONFIG
+    assert [each.name for each in tmp_path.iterdir()] == ["advice.json"]
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -74,7 +92,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"\xe9": 1}')
     with pytest.raises(OptionError, match="not UTF-8"):
         read_config(tmp_path / "latin.json")
-    with pytest.raises(OptionError, match="cannot be written"):
+    with pytest.raises(OptionError, match="not a regular file"):
         write_config(tmp_path, CONFIG)
 
 

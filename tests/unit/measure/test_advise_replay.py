@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,15 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("name", FAMILIES)
+BY_EACH = [
+    pytest.param(name, params, id=f"{name} {way}", marks=() if way == usual else pytest.mark.slow)
+    for name, usual in zip(FAMILIES, cycle(["greedy", "seeded"]), strict=False)
+    for way, params in (("greedy", GREEDY), ("seeded", SEEDED))
+]
+"""Every method; in turn greedy and seeded, and `slow` the other way."""
+
+
+@pytest.mark.parametrize(("name", "params"), BY_EACH)
 def test_counts_are_those_of_a_real_run(name: str, params: SamplingParams) -> None:
     recorded = record(params)
     replay = replayed(FAMILIES[name], recorded, params)
@@ -134,7 +142,7 @@ def drawing(q: np.ndarray, seed: int) -> Any:
     return propose
 
 
-@pytest.mark.parametrize("shares_replay", [True, False])
+@pytest.mark.parametrize("shares_replay", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_draws_are_put_to_the_engines_own_rule(shares_replay: bool) -> None:
     """The acceptance of drafts with a q agrees with that of unseeded runs of the same drafter."""
     q = np.full(96, 1 / 96)

@@ -54,6 +54,12 @@ class TestSteps:
 
 
 class TestCandidates:
+    @pytest.mark.parametrize("text", ["suffix:1-999", "suffix:65", "ngram:1-99999999999"])
+    def test_more_draft_tokens_than_any_could_use_are_refused(self, text: str) -> None:
+        with pytest.raises(OptionError, match="64"):
+            candidates_of(parse_methods(text))
+        assert candidates_of(parse_methods("suffix:64"))[0].k == 64
+
     def test_one_replay_tells_of_all_lengths_of_a_chain(self) -> None:
         configs = parse_methods("suffix:1-3,ngram:2,suffix:8:tree,suffix:4:tree,recycling:2-3,auto")
         families = families_of(candidates_of(configs))

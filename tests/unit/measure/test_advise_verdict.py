@@ -21,12 +21,14 @@ from outpace.measure.advise.steps import Step
 from outpace.measure.advise.verdict import (
     ACCEPTANCE,
     BATCH,
+    BUSY,
     NONE,
     NOT_SURE,
     USE,
     VERIFICATION,
     decide,
 )
+from outpace.measure.advise.verifying import Runs, expected_of
 from outpace.measure.formulas import PassCosts
 from outpace.measure.methods import parse_methods
 from outpace.measure.statistics import Ratio
@@ -80,6 +82,70 @@ def test_use() -> None:
     assert verdict.text.endswith(
         "With 2 together it still pays (1.20). A loss is predicted from 9 together."
     )
+
+
+def test_more_than_the_tokens_allow_is_unreliable_and_never_advised() -> None:
+    findings = found([RIGHT], FLAT, measured=Ratio(4.69, 4.0, 5.0, 3))
+    (busy,) = findings.measured
+    findings.measured = [replace(busy, expected=1.78)]
+    # Plain decoding was as slow beside the other method, whose ratio alone could be right.
+    calm = replace(busy, candidate=NGRAM, ratio=Ratio(1.4, 1.2, 1.6, 3), expected=1.9)
+    findings.measured.append(calm)
+    verdict = decide(findings)
+    assert verdict is not None
+    assert (verdict.kind, verdict.reason) == (NOT_SURE, BUSY)
+    assert verdict.candidate == SUFFIX
+    assert verdict.speculative_config == {"method": "none"}
+    assert "unreliable" in verdict.text
+    assert "chance" not in verdict.text
+    assert set(findings.errors) <= {NGRAM.name}
+    facts = json.loads(json.dumps(findings_json(findings, verdict)))
+    assert [each["is_reliable"] for each in facts["measured"]] == [False, True]
+    # A pass over more rows may be a little cheaper; so much more is no disturbance.
+    findings.measured = [replace(busy, ratio=Ratio(2.1, 1.9, 2.3, 3), expected=1.78)]
+    verdict = decide(findings)
+    assert verdict is not None
+    assert verdict.kind == USE
+
+
+def test_predictions_above_the_tokens_are_not_advised_of_auto_either() -> None:
+    findings = found([RIGHT], FLAT)
+    findings.measured = []
+    findings.predictions = [replace(findings.predictions[0], ratio=3.5)]
+    findings.auto = predict_auto(AUTO, findings.predictions, findings.machine)
+    assert findings.auto is not None
+    findings.auto = replace(findings.auto, ratio=3.6)
+    verdict = decide(findings)
+    assert verdict is not None
+    assert (verdict.kind, verdict.reason) == (NOT_SURE, BUSY)
+
+
+def test_batches_that_cannot_be_right_are_not_told_of() -> None:
+    findings = found([RIGHT], FLAT, measured=Ratio(1.4, 1.2, 1.6, 3))
+    findings.batches = [AtBatch(2, 1.3, 5.0, is_reliable=False), AtBatch(4, 1.1, 0.93)]
+    findings.batches_of = SUFFIX.name
+    verdict = decide(findings)
+    assert verdict is not None
+    assert "5.00" not in verdict.text
+    assert "With 4 requests together" in verdict.text
+
+
+def test_acceptance_is_that_of_the_prompts_as_ratios_are() -> None:
+    # 8 tokens in 1 pass, 8 in 8: two prompts with E 8 and 1 allow a ratio of 2.83, not 16 / 9.
+    runs = Runs(later={0: (8, 1), 1: (8, 8), 2: (0, 0)})
+    assert expected_of(runs, [0, 1, 2]) == pytest.approx(8**0.5)
+    assert expected_of(runs, [2]) is None
+    (prediction,) = found([RIGHT], FLAT).predictions
+    assert prediction.most_ratio == pytest.approx(3)
+
+
+def test_part_of_the_prompts_is_said_to_be_part() -> None:
+    findings = found([RIGHT], FLAT, measured=Ratio(1.5, None, None, 1))
+    findings.measured = [replace(findings.measured[0], places=(1,))]
+    verdict = decide(findings)
+    assert verdict is not None
+    assert "on 1 of these 3 prompts" in verdict.text
+    assert "is predicted for all 3" in verdict.text
 
 
 def test_an_interval_that_holds_one_is_no_advice() -> None:

@@ -15,6 +15,8 @@ from outpace.measure.audit.exact_rules import (
     enumerate_rule,
 )
 from outpace.measure.audit.results import (
+    ALL_PROMPTS,
+    INCOMPLETE,
     LOSSLESS,
     SAYS_LITTLE,
     VIOLATION,
@@ -31,13 +33,21 @@ pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
 def check(kind: str, verdict: Verdict) -> Check:
-    return Check(kind, "x", "texts", 1, int(verdict == VIOLATION), verdict)
+    return Check(kind, ALL_PROMPTS, "texts", 1, int(verdict == VIOLATION), verdict)
+
+
+def result_of(checks: list[Check], temperature: float) -> AuditResult:
+    sampling = {"temperature": temperature}
+    return AuditResult("m", "float32", "torch", "suffix", sampling, 0.001, checks, complete=True)
 
 
 @pytest.mark.parametrize(
     ("checks", "verdict"),
     [
-        ([check("exact", LOSSLESS), check("greedy", LOSSLESS)], LOSSLESS),
+        ([check("exact", LOSSLESS), check("sampled", LOSSLESS)], LOSSLESS),
+        ([check("sampled", SAYS_LITTLE), check("sampled", LOSSLESS)], LOSSLESS),
+        ([check("greedy", LOSSLESS), check("sampled", SAYS_LITTLE)], SAYS_LITTLE),
+        ([check("greedy", LOSSLESS), check("seeded", LOSSLESS)], SAYS_LITTLE),
         ([check("greedy", LOSSLESS), check("sampled", VIOLATION)], VIOLATION),
         ([check("exact", VIOLATION), check("greedy", LOSSLESS)], VIOLATION),
         ([check("exact", LOSSLESS), check("greedy", SAYS_LITTLE)], SAYS_LITTLE),
@@ -45,9 +55,16 @@ def check(kind: str, verdict: Verdict) -> Check:
     ],
 )
 def test_verdict(checks: list[Check], verdict: Verdict) -> None:
-    result = AuditResult("m", "float32", "torch decoder", "suffix", {}, 0.001, checks)
+    result = result_of(checks, temperature=1.0)
     assert result.verdict == verdict
     assert json.loads(json.dumps(result.to_json()))["verdict"] == verdict
+    result.complete = False
+    assert result.verdict == (VIOLATION if verdict == VIOLATION else INCOMPLETE)
+
+
+def test_where_nothing_is_to_be_sampled_greedy_texts_decide() -> None:
+    assert result_of([check("greedy", LOSSLESS)], temperature=0.0).verdict == LOSSLESS
+    assert result_of([check("greedy", SAYS_LITTLE)], temperature=0.0).verdict == SAYS_LITTLE
 
 
 def test_a_self_test_fails_for_a_missed_fault_and_for_a_false_alarm() -> None:

@@ -47,4 +47,17 @@ def test_passes_after_a_prompt_shorter_than_the_drafts_of_a_batch() -> None:
     asked = options(methods=configs, batches=(8,), max_tokens=4)
     bench = PathBench(asked, MODEL, Progress(), BenchResults())
     bench._time_passes([BenchPrompt("a", "a", (5, 6, 7))], time.perf_counter())
-    assert [times.num_rows for times in bench._found.passes] == [1, 2, 3, 4, 5, 6]
+    assert [times.num_rows for times in bench._found.passes] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+    ]

@@ -259,3 +259,20 @@ def test_other_files_are_no_summary(tmp_path: Path, text: str, message: str) -> 
     file.write_text(text)
     with pytest.raises(OptionError, match=message):
         read_summary(file)
+
+
+def test_methods_without_any_run_are_named() -> None:
+    results = results_of([run("plain", 10.0), run(NGRAM, 20.0)])
+    (path,) = summarise(results)["paths"]
+    assert path["not_measured"] == [PEER]
+
+
+def test_threads_are_told_and_files_without_them_are_read(tmp_path: Path) -> None:
+    summary = summarise(results_of([run("plain", 10.0)], threads=3))
+    (path,) = summary["paths"]
+    assert path["threads"] == 3
+    for name in ("threads", "not_measured"):
+        del path[name]
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(summary))
+    assert read_summary(file) == summary

@@ -67,8 +67,9 @@ def test_from_a_model_to_the_conclusion() -> None:
             assert 1 <= row["expected_tokens"] <= row["k"] + 1
     assert len(results.plain.answers) == 2
     assert all(len(runs.answers) == 1 for draft in results.drafts for runs in draft.lengths)
-    # Of times, a busy machine may warn.
-    assert len([text for text in conclusion(summary) if "not reliable" not in text]) == 5
+    # One round is too little to conclude anything from.
+    [warning] = conclusion(summary)
+    assert "fewer than three prompts: all of it" in warning
     assert told[-1][0] == "passes over 1 and more rows"
     assert all(0 <= share <= 1 for _, share in told)
 

@@ -39,6 +39,20 @@ def test_every_kind_is_timed_as_often_as_asked() -> None:
     assert len(ticks) == 3 * len(results)
 
 
+def test_a_pass_may_be_longer_than_its_context() -> None:
+    results: list[PassTimes] = []
+    measure_passes(
+        tiny_model(),
+        rows=(8,),
+        context_lens=(3,),
+        repeats=1,
+        seed=0,
+        results=results,
+        tick=lambda: None,
+    )
+    assert [(times.num_rows, times.context_len) for times in results] == [(8, 3)]
+
+
 def test_an_interruption_leaves_what_was_timed() -> None:
     results: list[PassTimes] = []
     with pytest.raises(KeyboardInterrupt):

@@ -73,7 +73,12 @@ def test_without_its_end(written: tuple[Trace, Path], tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     cut = tmp_path / "cut.jsonl"
     cut.write_text(text[: text.rindex('{"type": "summary"') + 40], encoding="utf-8")
+    found, last = read_trace(cut), len(trace.steps) + 2
+    assert found == Trace(trace.header, trace.steps, None, cut_line=last)
+    assert found.missing_end.endswith(f"Line {last} is damaged: it was cut off.")
+    cut.write_text(text[: text.rindex('{"type": "summary"')], encoding="utf-8")
     assert read_trace(cut) == Trace(trace.header, trace.steps, None)
+    assert "damaged" not in read_trace(cut).missing_end
     cut.write_text(text.rstrip("\n"), encoding="utf-8")
     assert read_trace(cut) == trace
 
@@ -92,6 +97,9 @@ def test_without_its_end(written: tuple[Trace, Path], tmp_path: Path) -> None:
         (3, lambda line: '{"type": "step", "type": "step"}', "given twice"),
         (1, edited(version=2), "version 2 of the trace format"),
         (1, edited(format="other"), "is not a trace"),
+        (1, edited(sampling={"n": 10**12}), "damaged in line 1: n must be"),
+        (1, edited(sampling={"n": "2"}), "damaged in line 1: n cannot be '2'"),
+        (2, lambda line: line.replace('"answer": 0', '"answer": 1'), "there is no answer 1"),
         (1, edited(method=3), "damaged in line 1: method cannot be 3"),
         (1, lambda line: "not JSON", "is not a trace"),
     ],

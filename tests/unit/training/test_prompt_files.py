@@ -59,6 +59,7 @@ def test_equal_prompts_are_taken_once(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ("{", "line 2: not JSON"),
+        (100_000 * "[", "line 2: not JSON"),
         ('["a"]', "line 2: expected a JSON object"),
         ('{"text": "a"}', "line 2: expected `prompt`.*got the keys text"),
         ('{"prompt": ""}', "line 2: prompt must be a text"),

@@ -21,6 +21,7 @@ def findings_json(findings: Findings, verdict: Verdict | None) -> dict[str, Any]
         "temperature": findings.temperature,
         "batch": findings.batch,
         "num_prompts": len(findings.recorded),
+        "num_prompts_given": findings.num_prompts,
         "num_answer_tokens": sum(len(each.answer) for each in findings.recorded),
         "max_tokens": findings.max_tokens,
         "verdict": None if verdict is None else verdict_json(verdict),
@@ -28,7 +29,7 @@ def findings_json(findings: Findings, verdict: Verdict | None) -> dict[str, Any]
         "predictions": [_prediction(each) for each in findings.predictions],
         "auto_predicted_ratio": findings.auto.ratio if findings.auto else None,
         "predicted_ratio_alone": findings.alone,
-        "measured": [_measured(each, errors) for each in findings.measured],
+        "measured": [_measured(each, findings) for each in findings.measured],
         "largest_prediction_error": max(map(abs, errors.values()), default=None),
         "batches": {
             "method": findings.batches_of or None,
@@ -93,17 +94,21 @@ def _prediction(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _measured(measured: Measured, errors: dict[str, float]) -> dict[str, Any]:
+def _measured(measured: Measured, findings: Findings) -> dict[str, Any]:
     name = measured.candidate.name
     return {
         "method": name,
         "config": dict(measured.candidate.config),
         "ratio": asdict(measured.ratio),
+        "is_reliable": measured.is_reliable,
+        "predicted_ratio": findings.predicted_for(measured),
+        "prompts": [findings.recorded[place].label for place in measured.places],
         "tokens_per_s": measured.tokens_per_s,
         "plain_tokens_per_s": measured.plain_tokens_per_s,
         "acceptance_length": measured.acceptance_length,
+        "acceptance_length_over_prompts": measured.expected,
         "num_rounds": measured.num_rounds,
         "num_equal": measured.num_equal,
         "num_compared": measured.num_compared,
-        "prediction_error": errors.get(name),
+        "prediction_error": findings.errors.get(name),
     }

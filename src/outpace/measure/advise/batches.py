@@ -9,11 +9,11 @@ from statistics import geometric_mean
 
 from outpace.measure.advise.candidates import Candidate
 from outpace.measure.advise.costs import StepCost
-from outpace.measure.advise.findings import AtBatch
+from outpace.measure.advise.findings import AtBatch, is_possible
 from outpace.measure.advise.options import AdviseOptions, Clock
 from outpace.measure.advise.predict import Machine, predict
 from outpace.measure.advise.replay import Recorded, Score
-from outpace.measure.advise.verifying import Runs, run_once
+from outpace.measure.advise.verifying import Runs, expected_of, run_once
 from outpace.measure.kept import KeptEngine
 from outpace.measure.timing import PLAIN_CONFIG
 from outpace.models.load import LoadedModel
@@ -71,8 +71,10 @@ def measure_batches(
         if clock.left(1.0) < 1.5 * took:
             return
         prompts = list(islice(cycle(each.prompt for each in recorded), at.batch))
-        ratio = _measured_ratio(loaded, candidate, prompts, options, clock, max_model_len)
-        found[place] = replace(at, measured=ratio)
+        ratio, is_reliable = _measured_ratio(
+            loaded, candidate, prompts, options, clock, max_model_len
+        )
+        found[place] = replace(at, measured=ratio, is_reliable=is_reliable)
         took = clock.elapsed - before
 
 
@@ -83,8 +85,9 @@ def _measured_ratio(
     options: AdviseOptions,
     clock: Clock,
     max_model_len: int,
-) -> float | None:
-    """Over two rounds, each beginning with the other of the two; None where nothing came."""
+) -> tuple[float | None, bool]:
+    """(ratio, whether it can be right), over two rounds, each beginning with the other of the two;
+    None where nothing came."""
     engines = [
         KeptEngine(
             loaded, config, name=name, max_model_len=max_model_len, max_num_seqs=len(prompts)
@@ -105,4 +108,7 @@ def _measured_ratio(
             engine.close()
     plain, own = (each.speeds.get(0, []) for each in runs)
     ratios = [b / a for a, b in zip(plain, own, strict=False)]
-    return geometric_mean(ratios) if ratios else None
+    if not ratios:
+        return None, True
+    ratio = geometric_mean(ratios)
+    return ratio, is_possible(ratio, expected_of(runs[1], [0]))

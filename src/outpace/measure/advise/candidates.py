@@ -11,7 +11,7 @@ from outpace.engine.speculative_config import parse_speculative_config
 from outpace.errors import OptionError
 from outpace.heads.bundled import bundled_for
 from outpace.heads.kinds import detect_kind
-from outpace.measure.methods import Config, name_of
+from outpace.measure.methods import MAX_K, Config, name_of
 
 AUTO = "auto"
 EAGLE3 = "eagle3"
@@ -94,6 +94,10 @@ def candidates_of(configs: List[Config]) -> list[Candidate]:
             raise OptionError(
                 f"{name_of(config)}: acceptance_method='typical' changes what is said; advice is "
                 "about lossless methods"
+            )
+        if parsed.options.draft_limit > MAX_K:
+            raise OptionError(
+                f"{name_of(config)}: at most {MAX_K} draft tokens are considered; give a smaller K"
             )
         if not parsed.options.draft_limit:
             raise OptionError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.errors import ModelError, OptionError
-from outpace.files import read_text
+from outpace.files import read_text, write_whole
 from outpace.strict_json import without_duplicates
 
 VERSION = 1
@@ -63,17 +63,14 @@ def portable_name(model: str) -> str:
 
 
 def write_config(path: Path, config: AdvisedConfig) -> None:
-    """Write the file; what was there is replaced. Raises OptionError where that is impossible."""
+    """Write the file whole or not at all; what was there is replaced. Raises OptionError where that
+    is impossible."""
     values = {
         _VERSION_KEY: VERSION,
         **{key: getattr(config, key) for key in _TEXTS},
         **{key: dict(getattr(config, key)) for key in _OBJECTS},
     }
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror or error}") from error
+    write_whole(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_config(path: Path) -> AdvisedConfig:

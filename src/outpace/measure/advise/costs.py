@@ -61,16 +61,14 @@ def measure_curve(
     with_trees: bool,
     tick: Callable[[], None] = lambda: None,
 ) -> PassCurve:
-    """Time passes over 1 to `most_rows` rows after `context_len` tokens, or at least as many as the
-    largest has rows.
+    """Time passes over 1 to `most_rows` rows after `context_len` tokens, or as many as leave room.
 
     At least over `ROWS`, and with MORE_ROWS in between. tick: called after every pass; what it
     raises ends the measurement.
     """
     rows = [*ROWS, *(n for n in MORE_ROWS if n <= most_rows)]
     rows = [n for n in rows if 2 * n <= loaded.max_len]
-    # Passes feed what the context begins with once more.
-    context_len = min(max(context_len, rows[-1]), loaded.max_len - rows[-1])
+    context_len = min(context_len, loaded.max_len - rows[-1])
     times: list[PassTimes] = []
     measure = {"repeats": repeats, "seed": 0, "context_lens": [context_len], "tick": tick}
     measure_passes(loaded, rows=rows, results=times, **measure)  # type: ignore[arg-type]

@@ -12,14 +12,24 @@ from outpace.measure.advise.predict import AutoPrediction, Machine, Prediction, 
 from outpace.measure.advise.replay import Recorded
 from outpace.measure.statistics import Ratio
 
+MOST_ABOVE_EXPECTED = 1.2
+"""A pass over several rows can be a little cheaper than one over a single row, but not by more."""
+
+
+def is_possible(ratio: float, expected: float | None) -> bool:
+    """False for a ratio further above E than drafts can give: the machine did something else while
+    plain decoding ran. expected: None where it is not known."""
+    return expected is None or ratio <= MOST_ABOVE_EXPECTED * expected
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One candidate as it ran beside plain decoding.
 
     ratio: of decoding speed, over prompts. places: of the recorded answers whose prompts ran.
-    num_equal, num_compared: greedy or seeded answers that
-    are those of plain decoding, token for token.
+    num_equal, num_compared: greedy or seeded answers that are those of plain decoding, token for
+    token. expected: E, output tokens per pass, over the same prompts in the same way as the ratio;
+    None where no answer had a second pass.
     """
 
     candidate: Candidate
@@ -31,30 +41,38 @@ class Measured:
     num_equal: int
     num_compared: int
     places: tuple[int, ...] = ()
+    expected: float | None = None
+
+    @property
+    def is_reliable(self) -> bool:
+        return is_possible(self.ratio.mean, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
 class AtBatch:
     """The ratio to plain decoding with so many requests together. measured: None where there was no
-    time for it."""
+    time for it. is_reliable: whether it can be right."""
 
     batch: int
     predicted: float
     measured: float | None = None
+    is_reliable: bool = True
 
 
 @dataclass(slots=True)
 class Findings:
     """Everything that is known so far, of one model at one batch and temperature.
 
-    recorded: the answers that were scored. predictions: in order of their candidates.
-    alone: the best candidates' ratios if each request was decoded alone; only of larger batches.
-    batches: of the candidate that is advised, or was best. memory: by candidate's name.
+    num_prompts: that were given. recorded: the answers that were scored. predictions: in order of
+    their candidates. alone: the best candidates' ratios if each request was decoded alone; only of
+    larger batches. batches: of the candidate that is advised, or was best. memory: by candidate's
+    name.
     """
 
     model: Mapping[str, Any]
     temperature: float
     batch: int
+    num_prompts: int = 0
     recorded: list[Recorded] = field(default_factory=list)
     max_tokens: int = 0
     machine: Machine | None = None
@@ -92,8 +110,12 @@ class Findings:
 
     @property
     def errors(self) -> dict[str, float]:
-        """By name of what was measured: the predicted ratio over the measured one, less 1."""
-        predicted = {m.candidate.name: (self.predicted_for(m), m.ratio.mean) for m in self.measured}
+        """By name of what was measured reliably: the predicted ratio over that, less 1."""
+        predicted = {
+            m.candidate.name: (self.predicted_for(m), m.ratio.mean)
+            for m in self.measured
+            if m.is_reliable
+        }
         return {
             name: expected / found - 1
             for name, (expected, found) in predicted.items()

@@ -13,7 +13,7 @@ from outpace.measure.methods import Config
 
 QUICK_MINUTES = 0.6
 DEFAULT_MINUTES = 3.0
-_MOST_MINUTES = 600.0
+MOST_MINUTES = 600.0
 MAX_PROMPT_TOKENS = 2048
 
 Progress = Callable[[str, float, float], None]
@@ -41,9 +41,9 @@ class AdviseOptions:
     quick: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.minutes <= _MOST_MINUTES:
+        if not 0 < self.minutes <= MOST_MINUTES:
             raise OptionError(
-                f"minutes must be more than 0 and at most {_MOST_MINUTES:g}, got {self.minutes:g}"
+                f"minutes must be more than 0 and at most {MOST_MINUTES:g}, got {self.minutes:g}"
             )
         if self.max_tokens < 8:
             raise OptionError(

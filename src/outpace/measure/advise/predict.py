@@ -49,7 +49,8 @@ class Prediction:
     """What is expected of a candidate at one batch; times are of a mean step, in milliseconds.
 
     ratio: to plain decoding, over prompts; by_prompt: of each recorded answer, None where it was
-    over after one step. tokens_per_s: of one request.
+    over after one step. most_ratio: if drafts cost nothing, E over prompts in the same way.
+    tokens_per_s: of one request.
     c, v: what drafting a token and the pass take, in plain passes; c is None where nothing was
     drafted. needed_expected: the output tokens a step that would make it no loss. needed_alpha: the
     acceptance that gives as many with drafts as long as these, None if no acceptance would, or for
@@ -58,6 +59,7 @@ class Prediction:
 
     candidate: Candidate
     ratio: float
+    most_ratio: float
     by_prompt: list[float | None]
     tokens_per_s: float
     acceptance: AcceptanceSummary
@@ -106,6 +108,7 @@ def predict(score: Score, cost: StepCost, machine: Machine) -> Prediction:
     return Prediction(
         candidate=candidate,
         ratio=mean_ratio(ratios),
+        most_ratio=mean_ratio([tokens(a) / len(a) if a else None for a in answers]),
         by_prompt=ratios,
         tokens_per_s=tokens(steps) / seconds(steps),
         acceptance=summarise_steps(score.answers),

@@ -27,12 +27,11 @@ _DEARER = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much is recorded. step_s: of a plain step, about; is_short: less than is good."""
+    """How much is recorded. step_s: of a plain step, about."""
 
     num_prompts: int
     max_tokens: int
     step_s: float
-    is_short: bool = False
 
 
 def spread(prompts: List[BenchPrompt], most: int) -> list[BenchPrompt]:
@@ -51,14 +50,13 @@ def amount_for(
 
     replay_seconds: that a replay of as many answers as are made together may take.
     """
-    max_tokens = max(FEWEST_TOKENS, min(max_tokens, int(replay_seconds / (_DEARER * step_s))))
+    fewest = min(FEWEST_TOKENS, max_tokens)
+    max_tokens = max(fewest, min(max_tokens, int(replay_seconds / (_DEARER * step_s))))
     num_steps = seconds / step_s
     chunks = -(-num_prompts // CHUNK)
     chunks = max(1, min(chunks, int(num_steps // min(_GOOD_TOKENS, max_tokens))))
-    tokens = min(max_tokens, max(FEWEST_TOKENS, int(num_steps // chunks)))
-    return Amount(
-        min(num_prompts, chunks * CHUNK), tokens, step_s, is_short=num_steps < FEWEST_TOKENS
-    )
+    tokens = min(max_tokens, max(fewest, int(num_steps // chunks)))
+    return Amount(min(num_prompts, chunks * CHUNK), tokens, step_s)
 
 
 def record(

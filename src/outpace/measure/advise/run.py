@@ -32,11 +32,13 @@ from outpace.measure.advise.recording import CHUNK, record
 from outpace.measure.advise.replay import Replay, Score
 from outpace.measure.advise.verifying import measure
 from outpace.measure.prompts import BenchPrompt
+from outpace.measure.provenance import load_note
 from outpace.models.load import LoadedModel
 
 RECORDED, REPLAYED, MEASURED_UNTIL = 0.1, 0.35, 0.85
 """Shares of the time at which each part gives way to the next."""
 _MOST_ROUNDS = 3
+_OVERRUN = 1.1
 _MOST_MEASURED = 4
 
 
@@ -64,6 +66,9 @@ def advise(
     Raises OptionError for candidates or prompts that cannot be used, ModelError for a draft that
     does not go with the target.
     """
+    busy = load_note()
+    if busy is not None:
+        findings.notes.append(f"{busy[0].upper()}{busy[1:]}.")
     clock = Clock(options.seconds, progress)
     findings.promised_s = options.seconds
     try:
@@ -71,6 +76,12 @@ def advise(
         findings.is_complete = True
     finally:
         findings.seconds = clock.elapsed
+        if findings.seconds > _OVERRUN * findings.promised_s:
+            findings.notes.append(
+                f"It took {findings.seconds:.0f} s, not the {findings.promised_s:.0f} s promised: "
+                "every candidate is looked at once, whatever that takes. Fewer --candidates take "
+                "less."
+            )
 
 
 def _advise(
@@ -92,6 +103,7 @@ def _advise(
     candidates = candidates_of(with_draft(configs, options.draft))
     families = families_of(candidates)
     known = _Known(_row_len(loaded, prompts, options))
+    findings.num_prompts = len(prompts)
     clock.stage("recording plain answers")
     findings.recorded, amount = record(
         loaded,
@@ -104,10 +116,10 @@ def _advise(
         max_model_len=known.max_model_len,
     )
     findings.max_tokens = amount.max_tokens
-    if amount.is_short:
+    if amount.max_tokens < options.max_tokens:
         findings.notes.append(
-            f"A plain step takes {1000 * amount.step_s:.0f} ms: too long for {options.minutes:g} "
-            "minutes, which were exceeded. --minutes gives it more."
+            f"Answers were cut to {amount.max_tokens} tokens, not {options.max_tokens}, to keep to "
+            f"{options.minutes:g} minutes; --minutes gives it more."
         )
     clock.stage("replaying candidates")
     known.scores = _replay(loaded, families, options, clock, findings, known)
@@ -175,8 +187,22 @@ def _replay(
             num_done += len(chunk)
             took = clock.elapsed - before
     del findings.recorded[num_done:]
+    left_out = findings.num_prompts - len(findings.recorded)
+    if left_out:
+        findings.notes.append(_left_out(left_out, findings, options))
     known.num_disagreements = sum(replay.scores[0].num_disagreements for replay in replays)
     return [score for replay in replays for score in replay.scores]
+
+
+def _left_out(left_out: int, findings: Findings, options: AdviseOptions) -> str:
+    most = min(options.most_prompts, findings.num_prompts)
+    reasons = []
+    if most < findings.num_prompts:
+        flag = "--quick" if options.quick else f"{options.minutes:g} minutes"
+        reasons.append(f"{flag} looks at {most} at most")
+    if len(findings.recorded) < most:
+        reasons.append("there was no time for more, or their answers were over at once")
+    return f"{left_out} of {findings.num_prompts} prompts were left out: {'; '.join(reasons)}."
 
 
 def _predict(candidates: List[Candidate], findings: Findings, known: _Known) -> None:

@@ -12,6 +12,7 @@ from outpace.measure.advise.predict import AutoPrediction, Machine, Prediction
 
 USE, NOT_SURE, NONE = "use", "not sure", "none"
 ACCEPTANCE, VERIFICATION, BATCH = "acceptance", "verification", "batch"
+BUSY, UNCERTAIN = "busy", "uncertain"
 LEAST_GAIN = 1.03
 """A ratio below this is not worth a setting."""
 _EQUAL = 0.02
@@ -24,7 +25,8 @@ _PLAINLY = {"method": "none"}
 class Verdict:
     """What to do.
 
-    kind: USE, NOT_SURE (it may pay: the interval holds 1) or NONE. reason: why none pays.
+    kind: USE, NOT_SURE or NONE. reason: why none pays (ACCEPTANCE, VERIFICATION, BATCH), or why it
+    is not sure: UNCERTAIN (it may be chance) or BUSY (times that cannot be right).
     candidate: what is advised, or was best. text: all of it in a sentence or some.
     speculative_config: for `LLM`. ratio: to plain decoding, with its interval; None bounds where
     too few prompts were measured or none was.
@@ -43,6 +45,9 @@ class Verdict:
 
 def decide(findings: Findings) -> Verdict | None:
     """What the findings say; None while they say nothing."""
+    impossible = [measured for measured in findings.measured if not measured.is_reliable]
+    if impossible:
+        return _on_impossible(findings, max(impossible, key=lambda m: m.ratio.mean))
     best = _best_measured(findings)
     if best is not None:
         return _on_measured(findings, best)
@@ -52,19 +57,38 @@ def decide(findings: Findings) -> Verdict | None:
     name, ratio = expected.candidate.name, expected.ratio
     if ratio < LEAST_GAIN:
         return _none(findings, expected.candidate, ratio, None, None, is_measured=False)
-    if isinstance(expected, Prediction) and ratio > _MOST_ABOVE * expected.acceptance.expected:
+    disturbed = [p for p in findings.predictions if p.ratio > _MOST_ABOVE * p.most_ratio]
+    # What is expected of `auto` is taken from the others.
+    if disturbed and (expected in disturbed or not isinstance(expected, Prediction)):
+        worst = max(disturbed, key=lambda p: p.ratio)
+        name, ratio = worst.candidate.name, worst.ratio
         text = (
             f"Not sure: {ratio:.2f} times plain decoding is expected of {name}, more than its "
-            f"{expected.acceptance.expected:.2f} tokens a step allow, so something disturbed the "
-            "times. It was not measured; run it again, and until then decode plainly."
+            f"{worst.most_ratio:.2f} tokens a step allow, so something disturbed the times. It was "
+            "not measured; run it again, and until then decode plainly."
         )
-        return Verdict(NOT_SURE, text, _PLAINLY, expected.candidate, ratio=ratio)
+        return Verdict(NOT_SURE, text, _PLAINLY, worst.candidate, BUSY, ratio)
     text = (
         f"Use {name}: {ratio:.2f} times plain decoding is expected {_where(findings)}. "
         "It was not measured: there was no time for it."
     )
     config = expected.candidate.config
     return Verdict(USE, text, config, expected.candidate, ratio=ratio)
+
+
+def _on_impossible(findings: Findings, measured: Measured) -> Verdict:
+    """Of measured times that cannot be right, nothing is concluded, of the other methods neither:
+    all of them are held against the same runs of plain decoding."""
+    candidate, ratio = measured.candidate, measured.ratio
+    text = (
+        f"Not sure: {candidate.name} seemed to reach {ratio.mean:.2f} times plain decoding "
+        f"{_where(findings, len(measured.places))}, which its {measured.expected:.2f} tokens a "
+        "step cannot give. The measurement is unreliable: the machine was busy with something "
+        "else. Run it again when it is not; until then decode plainly."
+    )
+    return Verdict(
+        NOT_SURE, text, _PLAINLY, candidate, BUSY, ratio.mean, ratio.low, ratio.high, True
+    )
 
 
 def _on_measured(findings: Findings, best: Measured) -> Verdict:
@@ -77,16 +101,16 @@ def _on_measured(findings: Findings, best: Measured) -> Verdict:
     if not _is_sure(findings, best):
         text = (
             f"Not sure: {candidate.name} reached {gain} {where}, which may be chance. "
-            "More --minutes or more prompts of the same kind narrow it down; until then decode "
-            "plainly."
+            "More time or more prompts of the same kind narrow it down; until then decode plainly."
         )
         return Verdict(
-            NOT_SURE, text, _PLAINLY, candidate, None, ratio.mean, ratio.low, ratio.high, True
+            NOT_SURE, text, _PLAINLY, candidate, UNCERTAIN, ratio.mean, ratio.low, ratio.high, True
         )
     words = [f"Use {candidate.name}: {gain} {where}."]
     if ratio.low is None and expected is not None:
         words.append(
-            f"So few prompts give no interval; {expected.ratio:.2f} is predicted for all of them."
+            f"So few prompts give no interval; {expected.ratio:.2f} is predicted for "
+            f"{_all_recorded(findings)}."
         )
     words += _about_batches(findings, candidate)
     return Verdict(
@@ -218,8 +242,9 @@ def _about_batches(findings: Findings, candidate: Candidate) -> list[str]:
         return ["In larger batches it drafts less by itself."]
     if findings.batches_of != candidate.name:
         return []
-    lost = [at for at in findings.batches if at.measured is not None and at.measured < 1]
-    held = [at for at in findings.batches if at.measured is not None and at.measured >= 1]
+    measured = [at for at in findings.batches if at.measured is not None and at.is_reliable]
+    lost = [at for at in measured if at.measured is not None and at.measured < 1]
+    held = [at for at in measured if at.measured is not None and at.measured >= 1]
     if lost:
         return [f"With {lost[0].batch} requests together it is a loss ({lost[0].measured:.2f})."]
     words = []
@@ -232,10 +257,18 @@ def _about_batches(findings: Findings, candidate: Candidate) -> list[str]:
 
 def _where(findings: Findings, num_measured: int = 0) -> str:
     """num_measured: prompts that were measured; 0 for all that were recorded."""
-    count = num_measured or len(findings.recorded)
-    where = f"on {'this prompt' if count == 1 else f'these {count} prompts'}"
+    count, total = num_measured or len(findings.recorded), len(findings.recorded)
+    if count < total:
+        where = f"on {count} of these {total} prompts"
+    else:
+        where = f"on {'this prompt' if count == 1 else f'these {count} prompts'}"
     where += f" at temperature {findings.temperature:g}"
     return where + (f", {findings.batch} at a time" if findings.batch > 1 else "")
+
+
+def _all_recorded(findings: Findings) -> str:
+    count = len(findings.recorded)
+    return "this prompt" if count == 1 else f"all {count}"
 
 
 def _interval(low: float | None, high: float | None) -> str:

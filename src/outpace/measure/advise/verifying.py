@@ -27,11 +27,13 @@ _WARM_TOKENS = 24
 @dataclass(slots=True)
 class Runs:
     """One method's runs. speeds: tokens per second of decoding, by group of prompts, a value for
-    every round. answers: the ids of each group's first round."""
+    every round. answers: the ids of each group's first round. later: by group, output tokens after
+    the first of each answer, and the passes that they took."""
 
     speeds: dict[int, list[float]] = field(default_factory=dict)
     answers: dict[int, list[list[int]]] = field(default_factory=dict)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    later: dict[int, tuple[int, int]] = field(default_factory=dict)
     tokens: int = 0
     seconds: float = 0.0
 
@@ -54,8 +56,20 @@ def run_once(
         runs.speeds.setdefault(key, []).append(tokens / seconds)
         runs.tokens, runs.seconds = runs.tokens + tokens, runs.seconds + seconds
     runs.answers.setdefault(key, answers)
+    num_tokens, num_steps = runs.later.get(key, (0, 0))
     for each in stats:
         runs.stats.add(each)
+        num_tokens += each.num_output_tokens - 1
+        num_steps += each.num_steps - 1
+    runs.later[key] = num_tokens, num_steps
+
+
+def expected_of(runs: Runs, keys: List[int]) -> float | None:
+    """E over groups of prompts, each counting as much as it does in a ratio; None where no answer
+    had a second step."""
+    found = [runs.later[key] for key in keys]
+    lengths = [tokens / steps for tokens, steps in found if tokens > 0 and steps > 0]
+    return geometric_mean(np.array(lengths)).mean if lengths else None
 
 
 def measure(
@@ -141,6 +155,7 @@ def measured_of(
         num_equal=sum(own == base for own, base in pairs_of_ids),
         num_compared=len(pairs_of_ids),
         places=tuple(dict.fromkeys(member % num_prompts for member in members)),
+        expected=expected_of(runs, common_keys(runs, plain)),
     )
 
 

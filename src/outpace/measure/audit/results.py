@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["lossless", "violation", "says little"]
+Verdict = Literal["lossless", "violation", "says little", "incomplete"]
 
 ALL_PROMPTS = "all prompts"
 LOSSLESS: Verdict = "lossless"
 VIOLATION: Verdict = "violation"
 SAYS_LITTLE: Verdict = "says little"
+INCOMPLETE: Verdict = "incomplete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Check:
         nothing is left to chance. detectable_bias: the total-variation distance at which a bias
         would be found with 90 % probability, however it is spread; None where that is no question.
     num_drafts, num_accepted: drafts judged while this was tested, and draft tokens accepted.
+    num_drafted: texts in which a draft was judged; None where that was not counted.
     differences: the first ones, in words.
     """
 
@@ -40,6 +42,7 @@ class Check:
     num_drafts: int | None = None
     num_accepted: int | None = None
     method: str | None = None
+    num_drafted: int | None = None
     differences: tuple[str, ...] = ()
 
 
@@ -48,7 +51,8 @@ class AuditResult:
     """Everything an audit tested, as far as it came.
 
     level: the probability with which the chi-square tests together call a lossless installation
-        biased. complete: False where it was interrupted. elapsed_s: seconds.
+        biased. text_prompts, law_prompts: labels of the prompts that were answered for the texts
+        and for the chi-square tests. complete: False where it was interrupted. elapsed_s: seconds.
     """
 
     model: str
@@ -59,18 +63,26 @@ class AuditResult:
     level: float
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    text_prompts: list[str] = field(default_factory=list)
+    law_prompts: list[str] = field(default_factory=list)
     complete: bool = False
     elapsed_s: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
-        """ "violation" if any check found one; "says little" where nothing that was drafted on this
-        model was looked at."""
-        verdicts = [check.verdict for check in self.checks]
-        if VIOLATION in verdicts:
+        """ "violation" if any check found one, else "incomplete" after an interruption.
+
+        "says little" where hardly a draft was judged in the chi-square tests, or, where nothing
+        was to be sampled, in greedy texts.
+        """
+        if any(check.verdict == VIOLATION for check in self.checks):
             return VIOLATION
-        of_this_model = [check.verdict for check in self.checks if check.kind != "exact"]
-        return LOSSLESS if LOSSLESS in of_this_model else SAYS_LITTLE
+        if not self.complete:
+            return INCOMPLETE
+        is_greedy = self.sampling.get("temperature") == 0
+        deciding = self.of_kind("greedy") if is_greedy else self.sampled_overall
+        judged = any(check.verdict == LOSSLESS for check in deciding)
+        return LOSSLESS if judged else SAYS_LITTLE
 
     def of_kind(self, kind: str) -> list[Check]:
         return [check for check in self.checks if check.kind == kind]

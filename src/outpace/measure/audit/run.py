@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from outpace import LLM
 from outpace.errors import OptionError
@@ -38,16 +38,24 @@ from outpace.params import SamplingParams
 _OVERTIME = 1.25
 """How much longer than planned the samples may take before fewer have to do."""
 _PILOT_ROUNDS = 2
-_USER_PROMPTS_SAMPLED = 2
+_MOST_SAMPLED = 4
+"""Prompts of the chi-square test: more of them have fewer answers each."""
 _MAX_MODEL_LEN = 8192
+_RULES_UNTIL, _TEXTS_UNTIL = 0.25, 0.75
+"""Shares of the time after which no further model is enumerated, and no further text begun."""
+_LAWS_SHARE = 0.3
+"""Of the time then left, for computing laws."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
     """How much is tested.
 
-    minutes: of the whole audit; what the texts leave is for chi-square. samples: answers of the
-    chi-square test, all prompts together; None: what fits into the time.
+    minutes: of the whole audit; what the texts leave is for chi-square. Where a machine is too slow
+    for it, checks are left out, and a note says which. samples: answers of the chi-square test, all
+    prompts together, whatever time that takes; None: what fits.
     num_models: tiny models for each rule. num_texts, max_tokens: prompts that are answered
     greedily, and most tokens of an answer. num_seeds: seeds with which they are answered too, up
     to `max_seeded_tokens` tokens.
@@ -97,12 +105,13 @@ def run_audit(
 ) -> AuditResult:
     """Test everything and return what was found; what was found so far if interrupted.
 
-    texts: prompts to be answered greedily and with seeds. own_prompts: they are the user's, and the
-    first of them take part in the chi-square test too.
+    texts: prompts, the first `options.num_texts` of which are answered greedily and with seeds.
+    own_prompts: they are the user's, and the chi-square test takes its own from them too.
     """
-    audit = _Audit(subject, options, progress, list(texts)[: options.num_texts], own_prompts)
+    audit = _Audit(subject, options, progress, list(texts), own_prompts)
     with suppress(KeyboardInterrupt):
         audit.run()
+    audit.note_what_was_left_out()
     audit.result.elapsed_s = time.perf_counter() - audit.started
     return audit.result
 
@@ -118,15 +127,17 @@ class _Audit:
     ) -> None:
         self.started = time.perf_counter()
         self._subject, self._options, self._progress = subject, options, progress
-        self._texts = texts
+        self._texts = texts[: options.num_texts]
+        self._num_given = len(texts) if own_prompts else None
+        self._left_out: list[str] = []
+        self._pilot_s = 0.0
         loaded = subject.loaded
         self._configs = audited_configs(subject.config, loaded)
-        limit = min(loaded.max_len, _MAX_MODEL_LEN)
-        sampled = (
-            beginnings(loaded.tokenizer) + texts[: _USER_PROMPTS_SAMPLED if own_prompts else 0]
-        )
-        self._sampled = [p for p in sampled if len(p.token_ids) + LENGTH + 1 < limit]
-        longest = max(len(p.token_ids) for p in [*texts, *self._sampled])
+        limit = min(subject.max_len, _MAX_MODEL_LEN)
+        sampled = texts if own_prompts else beginnings(loaded.tokenizer)
+        fitting = [p for p in sampled if len(p.token_ids) + LENGTH + 1 < limit]
+        self._sampled = fitting[:_MOST_SAMPLED]
+        longest = max(len(p.token_ids) for p in [*self._texts, *self._sampled])
         # One more than is asked for, so that no text ends because the context does.
         self._max_model_len = min(limit, longest + options.max_tokens + LENGTH + 1)
         self.result = AuditResult(
@@ -136,6 +147,7 @@ class _Audit:
             method=name_of(subject.config),
             sampling=_changed(subject.params),
             level=options.level,
+            text_prompts=[prompt.label for prompt in self._texts],
         )
 
     def run(self) -> None:
@@ -146,11 +158,28 @@ class _Audit:
             self._sample_all()
         self.result.complete = True
 
+    def note_what_was_left_out(self) -> None:
+        if self._left_out:
+            self.result.notes.append(
+                f"left out for lack of time (--minutes): {'; '.join(self._left_out)}"
+            )
+        if self._num_given not in (None, 1):
+            self.result.notes.append(
+                f"of the {self._num_given} prompts given that fit, the texts took "
+                f"{len(self.result.text_prompts)} (--num-texts), the chi-square test "
+                f"{len(self.result.law_prompts)}"
+            )
+
+    def _at(self, share: float) -> float:
+        """When this share of the time will be over."""
+        return self.started + share * 60 * self._options.minutes
+
     def _enumerate(self) -> None:
         num_models = self._options.num_models
         self._progress.stage("enumerating tiny models", num_models * len(RULES))
-        for name, (emit, cases) in RULES.items():
-            found = enumerate_rule(emit, cases(num_models), self._progress.tick)
+        for i, (name, (emit, cases)) in enumerate(RULES.items(), 1):
+            in_time = _until(self._at(_RULES_UNTIL * i / len(RULES)), cases(num_models))
+            found = enumerate_rule(emit, in_time, self._progress.tick)
             self.result.checks.append(
                 Check(
                     kind="exact",
@@ -164,7 +193,11 @@ class _Audit:
             )
 
     def _compare_texts(self, plain: LLM) -> None:
-        """Greedy texts and seeded ones, of every method against plain decoding's."""
+        """Greedy texts and seeded ones, of every method against plain decoding's.
+
+        In the time for texts, every method comes to its first trial before any takes the time of
+        another for its further ones.
+        """
         texts, options, batch = self._texts, self._options, self._subject.batch
         seeds = range(1, options.num_seeds + 1)
         if self._subject.params.is_greedy:
@@ -192,12 +225,17 @@ class _Audit:
         expected_seeded = answers(
             plain, texts * len(seeds), seeded, together=batch, salt="plain", tick=tick
         )[0]
-        for config in self._configs:
+        began, end = time.perf_counter(), self._at(_TEXTS_UNTIL)
+        for i, config in enumerate(self._configs):
             method = name_of(config)
+            own_end = began + (end - began) * (i + 1) / len(self._configs)
             self._progress.stage(f"decoding with {method}", sum(len(t[2]) for t in trials))
             with self._subject.engine(self._max_model_len, config=config) as llm:
                 self._note_lossy(llm)
-                for name, together, prompts, params in trials:
+                for j, (name, together, prompts, params) in enumerate(trials):
+                    if i + j and time.perf_counter() > (own_end if j else end):
+                        self._left_out.append(f"{method}, {name}")
+                        continue
                     found, stats = answers(
                         llm, prompts, params, together=together, salt=name, tick=tick
                     )
@@ -215,32 +253,51 @@ class _Audit:
         if not self._sampled:
             self.result.notes.append("the model's context is too short for the chi-square test")
             return
-        laws = laws_of(self._subject, self._sampled)
+        laws = self._laws()
         # What decides for itself whether to draft is left to what it drafts with.
         configs = self._configs[1:] or self._configs
         level = self._options.level / len(configs)
         for i, config in enumerate(configs):
-            left = 60 * self._options.minutes - (time.perf_counter() - self.started)
+            left = self._at(1) - time.perf_counter()
+            if i and left < self._pilot_s and self._options.samples is None:
+                self._left_out.append(f"the law of {name_of(config)}")
+                continue
             self._sample(config, laws, level, seconds=left / (len(configs) - i))
+
+    def _laws(self) -> list[TextLaw]:
+        """Of as many prompts as the time allows, at least one; further ones are not sampled."""
+        now = time.perf_counter()
+        end = now + _LAWS_SHARE * (self._at(1) - now)
+        in_time = _until(math.inf if self._options.samples else end, self._sampled)
+        self._progress.stage("computing laws", len(self._sampled))
+        laws: list[TextLaw] = []
+        for prompt in in_time:
+            laws += laws_of(self._subject, [prompt])
+            self._progress.tick()
+        self._sampled = self._sampled[: len(laws)]
+        self.result.law_prompts = [prompt.label for prompt in self._sampled]
+        return laws
 
     def _sample(
         self, config: Mapping[str, Any], laws: list[TextLaw], level: float, seconds: float
     ) -> None:
         prompts, method = self._sampled, name_of(config)
         sample = Sample(laws)
-        until = time.perf_counter() + seconds
+        began = time.perf_counter()
+        until = began + seconds
         try:
             with self._subject.engine(self._max_model_len, config=config) as llm:
                 self._progress.stage(f"sampling with {method}", _PILOT_ROUNDS)
-                round_s = self._pilot(sample, llm)
-                num_rounds = self._num_rounds(round_s, until)
+                round_s = self._pilot(sample, llm, until)
+                self._pilot_s = time.perf_counter() - began
+                num_rounds = self._num_rounds(sample, round_s, until)
                 promised = promise(laws, num_rounds * PER_ROUND, level)
                 self._progress.say(f"{method}: {promise_in_words(promised, num_rounds, prompts)}")
                 self._progress.stage(f"sampling with {method}", num_rounds)
-                self._progress.tick(_PILOT_ROUNDS)
+                self._progress.tick(_drawn(sample))
                 # When to stop may depend on the clock, and never on what the samples say.
                 latest = time.perf_counter() + _OVERTIME * round_s * num_rounds
-                for _ in range(num_rounds - _PILOT_ROUNDS):
+                for _ in range(num_rounds - _drawn(sample)):
                     if self._options.samples is None and time.perf_counter() > latest:
                         break
                     sample.draw_round(llm, self._subject, prompts)
@@ -249,22 +306,38 @@ class _Audit:
             if sample.num_samples:
                 self.result.checks += sampled_checks(sample, prompts, level, method)
 
-    def _pilot(self, sample: Sample, llm: LLM) -> float:
-        """Seconds of a round; the first one is warm-up besides."""
+    def _pilot(self, sample: Sample, llm: LLM, until: float) -> float:
+        """Seconds of a round; the first one is warm-up besides, and all there is time for where it
+        lasts beyond `until`."""
         before = 0.0
-        for _ in range(_PILOT_ROUNDS):
+        for i in range(_PILOT_ROUNDS):
+            if i and time.perf_counter() > until and self._options.samples is None:
+                break
             before = time.perf_counter()
             sample.draw_round(llm, self._subject, self._sampled)
             self._progress.tick()
         return time.perf_counter() - before
 
-    def _num_rounds(self, round_s: float, until: float) -> int:
+    def _num_rounds(self, sample: Sample, round_s: float, until: float) -> int:
         per_round = PER_ROUND * len(self._sampled)
         if self._options.samples is not None:
             wanted = -(-self._options.samples // per_round)
         else:
-            wanted = _PILOT_ROUNDS + int((until - time.perf_counter()) / round_s)
-        return max(_PILOT_ROUNDS, wanted)
+            wanted = _drawn(sample) + int((until - time.perf_counter()) / round_s)
+        return max(_drawn(sample), wanted)
+
+
+def _drawn(sample: Sample) -> int:
+    """Rounds so far."""
+    return sample.num_per_prompt // PER_ROUND
+
+
+def _until(end: float, items: Iterable[_T]) -> Iterator[_T]:
+    """The first item, and further ones until the clock says `end`."""
+    for i, item in enumerate(items):
+        if i and time.perf_counter() > end:
+            return
+        yield item
 
 
 def promise_in_words(bias: float | None, num_rounds: int, prompts: Sequence[AuditPrompt]) -> str:

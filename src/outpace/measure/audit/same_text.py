@@ -31,11 +31,13 @@ Tick = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A text to compare: to which prompt, with which seed (None: greedy), and its token ids."""
+    """A text to compare: to which prompt, with which seed (None: greedy), its token ids, and how
+    many drafts were judged in it."""
 
     prompt: AuditPrompt
     seed: int | None
     token_ids: tuple[int, ...]
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def answers(
             requests, list(params[start : start + together])
         )
         for prompt, asked, output in zip(batch, params[start:], outputs, strict=False):
-            found.append(Answer(prompt, asked.seed, tuple(output.outputs[0].token_ids)))
+            token_ids = tuple(output.outputs[0].token_ids)
+            found.append(Answer(prompt, asked.seed, token_ids, output.stats.num_drafts))
             total.add(output.stats)
         tick(len(batch))
     return found, total
@@ -218,6 +221,7 @@ def text_check(
         num_drafts=stats.num_drafts,
         num_accepted=stats.num_accepted_tokens,
         method=method,
+        num_drafted=sum(answer.num_drafts > 0 for answer in other),
         differences=tuple(
             diff.in_words(prompt, subject.loaded) for prompt, diff in different[:MOST_SHOWN]
         ),

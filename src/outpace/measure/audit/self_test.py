@@ -39,6 +39,9 @@ from outpace.measure.audit.text_law import TextLaw
 NUM_MODELS = 40
 MAX_TOKENS = 32
 NUM_SAMPLES = 4096
+DURATION = (
+    "The self-test takes two to three minutes on the default model, less with --samples 1024."
+)
 CONTROL = "nothing (control)"
 
 
@@ -78,6 +81,7 @@ def run_self_test(
     if subject.params.is_greedy:
         raise OptionError("the self-test draws tokens: give a temperature above 0")
     loaded = subject.loaded
+    progress.say(DURATION)
     result = SelfTest(loaded.name, loaded.dtype, loaded.runs_on, level)
     started = time.perf_counter()
     with suppress(KeyboardInterrupt):
@@ -205,9 +209,8 @@ def _first_violation(
 
 
 def _fitting(subject: Subject, num_tokens: int) -> list[AuditPrompt]:
-    loaded = subject.loaded
     return [
         prompt
-        for prompt in beginnings(loaded.tokenizer)
-        if len(prompt.token_ids) + num_tokens + 1 < loaded.max_len
+        for prompt in beginnings(subject.loaded.tokenizer)
+        if len(prompt.token_ids) + num_tokens + 1 < subject.max_len
     ]

@@ -53,6 +53,13 @@ class Subject:
     batch: int = 16
     max_model_len: int | None = None
 
+    @property
+    def max_len(self) -> int:
+        """Most tokens of prompt and answer together, of the model and as asked for."""
+        if self.max_model_len is None:
+            return self.loaded.max_len
+        return min(self.loaded.max_len, self.max_model_len)
+
     def engine(
         self,
         max_model_len: int,

@@ -1,4 +1,5 @@
-"""The limit that memory sets: what a pass must read, and how fast that can be read here."""
+"""The limit that memory sets: what a pass must read, and how fast that can be read here, by how
+many threads."""
 
 from __future__ import annotations
 
@@ -37,3 +38,11 @@ def memory_bytes_per_s(loaded: LoadedModel) -> float | None:
     if not isinstance(loaded.decoder, NativeDecoder):
         return None
     return read_bandwidth(loaded.decoder.pool, probe_buffer())
+
+
+def num_threads(loaded: LoadedModel) -> int | None:
+    """Threads that compute a pass: the native step's, else torch's; None on a device that has no
+    such number."""
+    if isinstance(loaded.decoder, NativeDecoder):
+        return loaded.decoder.num_threads
+    return torch.get_num_threads() if loaded.decoder.device.type == "cpu" else None

@@ -31,7 +31,7 @@ class BenchOptions:
     per_column: most prompts of each category. max_prompt_tokens: longer prompts are left out.
     peers: other engines, by name. minutes: nothing is begun that is expected to end later, except
     one prompt of each category. repeats: most rounds over all prompts. seed: of the choice of
-    prompts and of intervals. The rest is as `load_model` takes it.
+    prompts. The rest is as `load_model` takes it.
     """
 
     model: str

@@ -74,14 +74,16 @@ class Classified:
 class PathResults:
     """What was measured of the model in one dtype, computed by one thing.
 
-    weights_bytes: that a pass over one row reads; memory_bytes_per_s: the rate at which memory is
-    read here; None where they are not known. prompt_lens: tokens of each prompt, by its label.
+    threads: that compute its passes. weights_bytes: that a pass over one row reads;
+    memory_bytes_per_s: the rate at which memory is read here; None where they are not known.
+    prompt_lens: tokens of each prompt, by its label.
     """
 
     path: str
     dtype: str
     model_impl: str
     runs_on: str
+    threads: int | None = None
     weights_bytes: int | None = None
     memory_bytes_per_s: float | None = None
     methods: list[MethodInfo] = field(default_factory=list)

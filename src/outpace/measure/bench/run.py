@@ -7,7 +7,6 @@ are not expected to fit any more are left out, with a note.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,14 +25,14 @@ from outpace.measure.bench.contenders import (
 )
 from outpace.measure.bench.differences import classify
 from outpace.measure.bench.groups import make_laps
-from outpace.measure.bench.memory import memory_bytes_per_s, weights_bytes
+from outpace.measure.bench.memory import memory_bytes_per_s, num_threads, weights_bytes
 from outpace.measure.bench.options import BenchOptions
 from outpace.measure.bench.peers.base import check_installed, open_peers
 from outpace.measure.bench.results import BenchResults, MethodInfo, PathResults
 from outpace.measure.bench.rounds import BenchProgress, Rounds
 from outpace.measure.passes import PassTimes, measure_passes
 from outpace.measure.prompts import BenchPrompt, Question, fitting, read_questions
-from outpace.measure.provenance import describe
+from outpace.measure.provenance import describe, load_note
 from outpace.models.load import LoadedModel, load_model
 
 FIRST_SHARE = 3.0
@@ -44,8 +43,6 @@ MOST_PASS_REPEATS = 9
 NUM_TUNING_PROMPTS = 2
 """By which peers choose their own settings."""
 NUM_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-BUSY_SHARE = 0.5
-"""Load for each core from which a machine is too busy to be measured."""
 
 
 def run_bench(options: BenchOptions, progress: BenchProgress, results: BenchResults) -> None:
@@ -61,7 +58,9 @@ def run_bench(options: BenchOptions, progress: BenchProgress, results: BenchResu
     questions = read_questions(options.prompts)
     results.provenance, results.options = describe(), asdict(options)
     results.model_name = options.model
-    _note_load(results)
+    busy = load_note()
+    if busy is not None:
+        results.note(busy)
     try:
         _run_dtypes(options, questions, started + 60 * options.minutes, progress, results)
         results.complete = True
@@ -132,6 +131,7 @@ class PathBench:
             dtype=loaded.dtype,
             model_impl=loaded.model_impl,
             runs_on=loaded.runs_on,
+            threads=num_threads(loaded),
             methods=list(self._infos),
         )
 
@@ -264,8 +264,7 @@ class PathBench:
         contexts = [round(median(lengths)) + middle]
         if lengths[-1] + middle > 2 * contexts[0]:
             contexts.append(lengths[-1] + middle)
-        # The drafts of a timed pass are taken from its context, so that is at least as long.
-        rows = self._rows(min(self._loaded.max_len - max(contexts), min(contexts) + 1))
+        rows = self._rows(self._loaded.max_len - max(contexts))
         self._progress.describe(f"{self._found.path}: passes over 1 to {rows[-1]} rows")
         now = time.perf_counter()
         limit = now + PASSES_SHARE * (until - now)
@@ -298,14 +297,3 @@ class PathBench:
         needed = min(most * max(options.batches), room, NUM_ROWS[-1])
         reached = [1, *(b for a, b in pairwise(NUM_ROWS) if a < needed)]
         return [n for n in reached if n <= room] or [1]
-
-
-def _note_load(results: BenchResults) -> None:
-    if not hasattr(os, "getloadavg"):
-        return
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > BUSY_SHARE * cores:
-        results.note(
-            f"the machine was busy when this began (load average {load:.1f} on {cores} cores): its "
-            "times say little"
-        )

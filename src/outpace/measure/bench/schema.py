@@ -66,11 +66,13 @@ _PATH = {
     "dtype": str,
     "model_impl": str,
     "runs_on": str,
+    "threads?": (int, None),
     "weights_bytes": (int, None),
     "memory_bytes_per_s": (*NUMBER, None),
     "passes": [_PASS],
     "settings": [_SETTING],
     "timelines": [_TIMELINE],
+    "not_measured?": [str],
 }
 _CROSSOVER = {
     "path": str,
@@ -95,7 +97,8 @@ SUMMARY: Any = {
 def check_shape(value: object, shape: Any, where: str) -> None:
     """Raise ValueError, with the place, where a value of JSON is not of a shape.
 
-    A shape is a type, None, a mapping of the keys there must be to their shapes, a list of the
+    A shape is a type, None, a mapping of the keys there must be to their shapes (a key that ends
+    with a question mark may be missing: earlier versions did not write it), a list of the
     shape of each item (with an Ellipsis if there must be one), or a tuple of shapes of which one
     must fit.
     """
@@ -111,9 +114,11 @@ def check_shape(value: object, shape: Any, where: str) -> None:
         if not isinstance(value, dict):
             raise _unfit(value, where)
         for key, each in shape.items():
-            if key not in value:
+            name = key.removesuffix("?")
+            if name in value:
+                check_shape(value[name], each, name)
+            elif name == key:
                 raise ValueError(f"{key} is missing in {where}")
-            check_shape(value[key], each, key)
     elif isinstance(shape, list):
         if not isinstance(value, list) or (len(shape) == 2 and not value):
             raise _unfit(value, where)

@@ -81,12 +81,20 @@ def _path(found: PathResults) -> Row:
         "dtype": found.dtype,
         "model_impl": found.model_impl,
         "runs_on": found.runs_on,
+        "threads": found.threads,
         "weights_bytes": found.weights_bytes,
         "memory_bytes_per_s": found.memory_bytes_per_s,
         "passes": _passes(found, limit),
         "settings": [_setting(found, *setting, ground) for setting in settings],
         "timelines": _timelines(found),
+        "not_measured": _not_measured(found),
     }
+
+
+def _not_measured(found: PathResults) -> list[str]:
+    """Methods of which there is no run at all."""
+    measured = {run.method for run in found.runs}
+    return [info.name for info in found.methods if info.name not in measured]
 
 
 def _passes(found: PathResults, limit: float | None) -> list[Row]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from outpace.measure.experiment.tables import (
     LOSSES_LEGEND,
-    SPEEDS_LEGEND,
     loss_tables,
     speed_tables,
+    speeds_legend,
 )
 from outpace.measure.experiment.words import conclusion
 from outpace.measure.report.document import (
@@ -60,7 +60,7 @@ def _parts(summary: Row) -> list[Part]:
         return parts
     figures: list[Block] = [
         *speed_tables(summary),
-        Text(SPEEDS_LEGEND),
+        Text(speeds_legend(summary)),
         *loss_tables(summary),
         Text(LOSSES_LEGEND),
     ]

@@ -44,6 +44,8 @@ from outpace.outputs import SpeculationStats
 SCHEMA = 1
 LEAST_TOKENS = 8
 """Answers of one prompt with fewer tokens than this are too short to be timed."""
+MOST_ABOVE_TOKENS = 1.2
+"""A pass over several rows can be a little cheaper than one over a single row, but not by more."""
 
 Row = dict[str, Any]
 
@@ -187,13 +189,26 @@ def _row(
         "v": v,
         "step": _step(runs, pass_s),
         "needed_alpha": needed_alpha(k, c, v),
+        "unreliable": "not measured",
         "implied_v": None,
         "loss": None,
     }
     if measured is not None:
-        row["implied_v"] = implied_v(measured.mean, expected, k, c)
-        row["loss"] = loss_shares(k, expected, c, v, measured.mean)
+        implied = implied_v(measured.mean, expected, k, c)
+        row["unreliable"] = _unreliable(measured, expected, implied)
+        if row["unreliable"] is None:
+            row["implied_v"] = implied
+            row["loss"] = loss_shares(k, expected, c, v, measured.mean)
     return row
+
+
+def _unreliable(measured: Ratio, expected: float, implied: float) -> str | None:
+    """Why nothing should be concluded from a measured ratio; None where it can be relied on."""
+    if measured.low is None:
+        return "fewer than three prompts"
+    if measured.mean > MOST_ABOVE_TOKENS * expected:
+        return "faster than its tokens a step allow"
+    return "its times leave none for verifying" if implied < 0 else None
 
 
 def _step(runs: LengthRuns, pass_s: float) -> dict[str, float]:

@@ -11,16 +11,15 @@ from outpace.measure.report.table import Table
 
 SPEEDS = ("draft", "k", "c", "alpha", "E", "simple", "exact", "measured")
 LOSSES = ("draft", "k", "accepted", "implied v", "v(k+1)", "alpha %", "c %", "v %", "rest %")
-SPEEDS_LEGEND = (
+_SPEEDS_LEGEND = (
     "c: time of drafting a token, in plain passes. alpha: mean of sum_x min(p, q) over the "
     "positions of the draft. E: output tokens a step. simple: (1 + k alpha) / (1 + k c). exact: "
-    "E / (k c + v). measured: times plain decoding's tokens per second, with a 95 % interval over "
-    "prompts."
+    "E / (k c + v). measured: times plain decoding's tokens per second"
 )
 LOSSES_LEGEND = (
     "accepted: share of the draft tokens reached, counted. implied v: E / measured - k c. v(k+1): "
     "a pass over k + 1 rows, measured alone. The last four: shares of the way from k + 1 times "
-    "plain down to what was measured; a negative one goes up."
+    "plain down to what was measured; a negative one goes up. -: not reliable."
 )
 UNTRAINED_TITLE = "Drafts that were not trained for the target"
 TRAINED_TITLE = "The same with a trained draft"
@@ -31,6 +30,18 @@ Row = Mapping[str, Any]
 def speed_tables(summary: Row) -> list[Table]:
     """Acceptance, costs, predictions and what was measured, one line per draft and k."""
     return _tables(summary, SPEEDS, _speed_cells, "")
+
+
+def speeds_legend(summary: Row) -> str:
+    """What the columns of `speed_tables` mean."""
+    rows = [row for draft in summary["drafts"] for row in draft["rows"] if row["measured"]]
+    has_intervals = any(row["measured"]["low"] is not None for row in rows)
+    of_intervals = (
+        ", with a 95 % interval over prompts."
+        if has_intervals
+        else "; fewer than three prompts were answered, so there is no interval."
+    )
+    return _SPEEDS_LEGEND + of_intervals
 
 
 def loss_tables(summary: Row) -> list[Table]:

@@ -21,9 +21,6 @@ LOSSES = {
 }
 """What a speed-up is lost to, by the names in `loss`."""
 
-MOST_ABOVE_TOKENS = 1.2
-"""A pass over several rows can be a little cheaper than one over a single row, but not by more."""
-
 Row = Mapping[str, Any]
 
 
@@ -38,13 +35,16 @@ def verdict(measured: Row | None) -> str:
 
 def conclusion(summary: Row) -> list[str]:
     """The closing paragraphs; warnings come first, where decisions do not fit p and q or
-    times cannot be right."""
-    drafts = [draft for draft in summary["drafts"] if _measured(draft)]
-    if not drafts:
+    times cannot be relied on. Of such times nothing else is said."""
+    warnings = [*_warnings(summary["drafts"]), *_unreliable(summary["drafts"])]
+    if not any(row["measured"] for draft in summary["drafts"] for row in draft["rows"]):
         return ["Nothing was measured completely: give it more time."]
+    drafts = [draft for draft in summary["drafts"] if _reliable(draft)]
+    if not drafts:
+        return warnings
     untrained = [draft for draft in drafts if draft["kind"] != TRAINED]
     trained = [draft for draft in drafts if draft["kind"] == TRAINED]
-    paragraphs = [*_warnings(drafts), *_unreliable(drafts)]
+    paragraphs = warnings
     if untrained:
         paragraphs.append(_losses(untrained))
     paragraphs += [_cause(draft) for draft in untrained]
@@ -53,8 +53,9 @@ def conclusion(summary: Row) -> list[str]:
     return paragraphs
 
 
-def _measured(draft: Row) -> list[Row]:
-    return [row for row in draft["rows"] if row["measured"] is not None]
+def _reliable(draft: Row) -> list[Row]:
+    """The lines whose times can be relied on."""
+    return [row for row in draft["rows"] if row["unreliable"] is None]
 
 
 def _warnings(drafts: Sequence[Row]) -> list[str]:
@@ -80,53 +81,62 @@ def _warnings(drafts: Sequence[Row]) -> list[str]:
 
 
 def _unreliable(drafts: Sequence[Row]) -> list[str]:
-    """A warning where something ran faster than its tokens a step can make it."""
-    cases = [
-        f"{draft['label']} at k = {row['k']} ({_figure(row['measured']['mean'])} times plain with "
-        f"{_figure(row['expected_tokens'])} tokens a step)"
-        for draft in drafts
-        for row in _measured(draft)
-        if row["measured"]["mean"] > MOST_ABOVE_TOKENS * row["expected_tokens"]
-    ]
-    if not cases:
+    """A warning of the lines from which nothing should be concluded, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for draft in drafts:
+        for row in draft["rows"]:
+            if row["unreliable"] is not None:
+                case = f"{draft['label']} at k = {row['k']}"
+                reasons.setdefault(row["unreliable"], []).append(case)
+    if not reasons:
         return []
+    num_lines = sum(len(draft["rows"]) for draft in drafts)
+    told = "; ".join(
+        f"{reason}: {'all of it' if len(cases) == num_lines else ', '.join(cases)}"
+        for reason, cases in reasons.items()
+    )
     return [
-        f"WARNING: not reliable. Faster than so many tokens can give: {', '.join(cases)}. The "
-        "machine was probably busy with something else; run it again, or for longer (--minutes)."
+        f"WARNING: not reliable ({told}). Nothing is concluded from these times. Run it for longer "
+        "(--minutes), or when the machine is idle."
     ]
 
 
 def _losses(drafts: Sequence[Row]) -> str:
-    rows = [row for draft in drafts for row in _measured(draft)]
+    rows = [row for draft in drafts for row in _reliable(draft)]
     verdicts = [verdict(row["measured"]) for row in rows]
     means = [row["measured"]["mean"] for row in rows]
-    loses, gains, unclear = (
-        verdicts.count(each) or "none" for each in ("loses", "gains", "unclear")
-    )
+    outcomes = {
+        "loses": "slower than plain decoding",
+        "gains": "faster",
+        "unclear": "too close to plain decoding for this run to tell",
+    }
+    counts = [f"{n} {words}" for name, words in outcomes.items() if (n := verdicts.count(name))]
     return (
         f"Drafts that were not trained for the target run at {_span(means)} times plain decoding. "
-        f"Of {len(rows)} combinations of draft and k, {loses} lose for certain, {gains} gain, and "
-        f"of {unclear} this run cannot tell. "
+        f"Combinations of draft and k: {', '.join(counts)}. "
         f"(The published table, for drafts of these kinds: {PUBLISHED_LOSSES}.)"
     )
 
 
 def _cause(draft: Row) -> str:
     """Where the way from k + 1 down to what was measured went, over all k of a draft."""
-    rows = _measured(draft)
+    rows = _reliable(draft)
     shares = {
         name: sum(row["loss"][name] for row in rows) / len(rows)  # each k counts alike
         for name in LOSSES
     }
     largest = max(shares, key=shares.__getitem__)
-    others = ", ".join(
-        f"{words} {percent(shares[name])}" for name, words in LOSSES.items() if name != largest
-    )
+    others = {words: shares[name] for name, words in LOSSES.items() if name != largest}
+    took = [f"{words} {percent(share)}" for words, share in others.items() if share >= 0]
+    gave = [f"{words} {percent(-share)}" for words, share in others.items() if share < 0]
+    told = [f"then come {', '.join(took)}"] * bool(took)
+    told += [f"brought back: {', '.join(gave)}"] * bool(gave)
     alphas = [row["alpha"] for row in rows if row["alpha"] is not None]
     return (
-        f"{draft['label']}: alpha {_span(alphas)}, c {_span([row['c'] for row in rows])}. Of the "
-        f"way from k + 1 times plain down to {_span([row['measured']['mean'] for row in rows])}, "
-        f"{LOSSES[largest]} is {percent(shares[largest])} ({others}). {_needed(rows)}"
+        f"{draft['label']}: alpha {_span(alphas)}, c {_span([row['c'] for row in rows])}. On the "
+        f"way from k + 1 times plain down to {_span([row['measured']['mean'] for row in rows])} "
+        f"the most is lost to {LOSSES[largest]}, {percent(shares[largest])} of the way "
+        f"({'; '.join(told)}). {_needed(rows)}"
     )
 
 
@@ -157,7 +167,7 @@ def _formulas(drafts: Sequence[Row]) -> str:
     rows = [
         (draft["label"], row)
         for draft in drafts
-        for row in _measured(draft)
+        for row in _reliable(draft)
         if row["simple_ratio"] is not None
     ]
     simple = [math.log(row["simple_ratio"] / row["measured"]["mean"]) for _, row in rows]
@@ -186,7 +196,7 @@ def _rows_cost(summary: Row, drafts: Sequence[Row]) -> str:
     implied = [
         (row["k"], row["implied_v"])
         for draft in drafts
-        for row in _measured(draft)
+        for row in _reliable(draft)
         if row["implied_v"] is not None
     ]
     least = min(k for k, _ in implied)
@@ -204,8 +214,8 @@ def _best(rows: Sequence[Row]) -> Row:
 
 
 def _trained(draft: Row, untrained: Sequence[Row], summary: Row) -> str:
-    rows = _measured(draft)
-    best, others = _best(rows), [row for other in untrained for row in _measured(other)]
+    rows = _reliable(draft)
+    best, others = _best(rows), [row for other in untrained for row in _reliable(other)]
     alphas = [row["alpha"] for row in rows if row["alpha"] is not None]
     outcome = {
         "gains": "and gains",

@@ -25,6 +25,7 @@ from outpace.measure.report.document import (
     html_of,
 )
 from outpace.measure.report.markdown import markdown_of
+from outpace.measure.report.numbers import counted
 
 
 def bench_html(summary: Values) -> str:
@@ -160,8 +161,8 @@ def _figures(summary: Values) -> list[Block]:
     return [
         Folded(
             f"{path['path']}, temperature {setting['temperature']:g}, batch {setting['batch']}: "
-            f"{words.counted(setting['num_prompts'], 'prompt')}, "
-            f"{words.counted(setting['num_rounds'], 'round')}",
+            f"{counted(setting['num_prompts'], 'prompt')}, "
+            f"{counted(setting['num_rounds'], 'round')}",
             [tables.figures_table(setting)],
         )
         for path in summary["paths"]

@@ -16,6 +16,7 @@ from outpace.measure.report.bench_views import (
 from outpace.measure.report.numbers import (
     UNKNOWN,
     count,
+    counted,
     decimals,
     milliseconds,
     percent,
@@ -264,6 +265,8 @@ def _padded(cells: list[str], length: int) -> list[str]:
 
 def _path_fact(path: Values) -> str:
     said = str(path["runs_on"])
+    if path.get("threads") is not None:
+        said += f"; {counted(path['threads'], 'thread')}"
     if path["weights_bytes"] is not None:
         said += f"; a pass reads {path['weights_bytes'] / 1e6:,.0f} MB of weights"
     if path["memory_bytes_per_s"] is not None:

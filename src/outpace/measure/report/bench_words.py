@@ -13,7 +13,7 @@ from outpace.measure.report.bench_views import (
     singles,
     total,
 )
-from outpace.measure.report.numbers import decimals
+from outpace.measure.report.numbers import counted, decimals
 
 
 def quoted(name: str) -> str:
@@ -22,7 +22,11 @@ def quoted(name: str) -> str:
 
 
 def finding(summary: Values) -> str:
-    """Whether anything pays here, in a sentence."""
+    """Whether anything pays here, in a sentence, and what was asked for but not measured."""
+    return f"{_verdict(summary)}{_not_measured(summary)}"
+
+
+def _verdict(summary: Values) -> str:
     cases = [(path, setting) for path, setting in singles(summary) if ranked(setting)]
     if not cases:
         return "No method was measured beside plain decoding, so nothing can be said yet."
@@ -35,6 +39,17 @@ def finding(summary: Values) -> str:
     if len(paying) == len(cases):
         return f"**Speculation pays here**, {where}, {named}."
     return f"**Speculation pays here in {len(paying)} of {len(cases)} cases**, {where}, {named}."
+
+
+def _not_measured(summary: Values) -> str:
+    names = [name for path in summary["paths"] for name in path.get("not_measured", ())]
+    missing = [quoted(name) for name in dict.fromkeys(names)]
+    if not missing:
+        return ""
+    verb = "was" if len(missing) == 1 else "were"
+    several = [path["path"] for path in summary["paths"] if path.get("not_measured")]
+    where = f" in {_listed(several)}" if len(summary["paths"]) > 1 else ""
+    return f" {_listed(missing)} {verb} not measured{where}; the notes say why."
 
 
 def case_findings(summary: Values) -> list[str]:
@@ -180,11 +195,6 @@ def _known_ratio(method: Values) -> Values:
 
 def _batch_words(batch: int) -> str:
     return "one request at a time" if batch == 1 else f"{batch} requests at a time"
-
-
-def counted(count: int, name: str) -> str:
-    """ "1 prompt", "3 prompts"."""
-    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def _listed(items: Sequence[str]) -> str:

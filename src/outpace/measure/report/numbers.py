@@ -12,6 +12,11 @@ def count(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
 
 
+def counted(number: int, name: str) -> str:
+    """ "1 prompt", "3 prompts"."""
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
 def decimals(value: float | None, places: int = 2) -> str:
     """1.8371 -> "1.84"."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:,.{places}f}"

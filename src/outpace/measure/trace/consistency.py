@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from outpace.errors import OptionError
 from outpace.measure.trace.records import Header, SequenceStep, Step, Summary
+from outpace.params import SamplingParams
 
 _ROUNDING = 0.01
 
@@ -11,10 +15,23 @@ def inconsistency(record: Header | Step | Summary) -> str | None:
     """What in a record that was read contradicts the rest of it; None where nothing does."""
     if isinstance(record, Step):
         return _of_decision(record) or next(filter(None, map(_of_part, record.sequences)), None)
+    if isinstance(record, Header):
+        return _of_sampling(record.sampling)
     if isinstance(record, Summary):
         for at in record.positions:
             if not 0 <= at.num_accepted <= at.num_reached or not at.num_reached:
                 return f"position {at.position} has {at.num_accepted} of {at.num_reached} accepted"
+    return None
+
+
+def _of_sampling(sampling: Mapping[str, object]) -> str | None:
+    n = sampling.get("n", 1)
+    if isinstance(n, bool) or not isinstance(n, int):
+        return f"n cannot be {n!r:.40}"
+    try:
+        SamplingParams(n=n)
+    except OptionError as error:
+        return str(error)
     return None
 
 

@@ -17,7 +17,7 @@ from types import NoneType, TracebackType, UnionType
 from typing import Any, Literal, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 from outpace.errors import OptionError
-from outpace.files import read_text
+from outpace.files import check_writable, read_text
 from outpace.measure.trace.consistency import inconsistency
 from outpace.measure.trace.records import FORMAT, VERSION, Header, Step, Summary, Trace
 from outpace.strict_json import without_duplicates
@@ -69,16 +69,6 @@ class TraceWriter:
         self._file.flush()
 
 
-def check_writable(path: Path) -> None:
-    """Raise OptionError where no file can be put, as far as that is known beforehand."""
-    if path.exists() and not path.is_file():
-        raise OptionError(f"{path} is not a regular file; name another one to write to")
-    if not path.parent.is_dir():
-        raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise OptionError(f"{path} cannot be written: its folder does not allow it")
-
-
 def private_file(path: Path) -> tuple[TextIO, Path]:
     """(a new file beside `path`, readable by its owner alone, and its name): to take its place.
 
@@ -120,11 +110,12 @@ def write_trace(trace: Trace, path: Path) -> None:
 def read_trace(path: Path) -> Trace:
     """Read what `TraceWriter` wrote; without its end it has no summary.
 
-    A last line that was cut off is left out. Raises OptionError for another kind of file, for one
-    of a newer version, and for damage, with the line's number.
+    A last line that was cut off is left out, and its number told. Raises OptionError for another
+    kind of file, for one of a newer version, and for damage, with the line's number.
     """
     *lines, last = read_text(path).split("\n")
-    if last and _is_whole(last):
+    is_cut = bool(last) and not _is_whole(last)
+    if last and not is_cut:
         lines.append(last)
     objects = [_parsed(path, number, line) for number, line in enumerate(lines, start=1)]
     if not objects or objects[0].pop("format", None) != FORMAT:
@@ -143,10 +134,14 @@ def read_trace(path: Path) -> Trace:
         if summary is not None or kind not in ("step", "summary"):
             raise _damaged(path, number, f"an object of type {kind!r:.40} cannot stand here")
         if kind == "step":
-            steps.append(_record(Step, values, path, number))
+            step = _record(Step, values, path, number)
+            strange = [p.answer for p in step.sequences if not 0 <= p.answer < header.num_answers]
+            if strange:
+                raise _damaged(path, number, f"there is no answer {strange[0]}")
+            steps.append(step)
         else:
             summary = _record(Summary, values, path, number)
-    return Trace(header, steps, summary)
+    return Trace(header, steps, summary, len(lines) + 1 if is_cut else None)
 
 
 def _is_whole(line: str) -> bool:

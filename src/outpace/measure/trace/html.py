@@ -56,7 +56,7 @@ def trace_html(trace: Trace) -> str:
 def _lead(trace: Trace) -> list[Html]:
     found, pieces = trace.summary, []
     if found is None:
-        return [warning("This trace has no end: whatever wrote it was interrupted.")]
+        return [warning(trace.missing_end)]
     if not found.complete:
         pieces.append(warning("The generation was interrupted."))
     if trace.header.lossy:

@@ -153,6 +153,12 @@ class Header:
     prompt: dict[str, Any]
     provenance: dict[str, Any]
 
+    @property
+    def num_answers(self) -> int:
+        """The request's `n`."""
+        n: int = self.sampling.get("n", 1)
+        return n
+
 
 @dataclass(frozen=True, slots=True)
 class TracedAnswer:
@@ -205,16 +211,25 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A generation, step by step. summary: None where the run ended before one was written."""
+    """A generation, step by step. summary: None where the run ended before one was written.
+
+    cut_line: the number of a file's last line, where that was cut off and so left out.
+    """
 
     header: Header
     steps: list[Step]
     summary: Summary | None
+    cut_line: int | None = None
 
     @property
     def num_answers(self) -> int:
-        n = self.header.sampling.get("n", 1)
-        return n if isinstance(n, int) else 1
+        return self.header.num_answers
+
+    @property
+    def missing_end(self) -> str:
+        """What to say where there is no summary."""
+        cut = "" if self.cut_line is None else f" Line {self.cut_line} is damaged: it was cut off."
+        return f"This trace has no end: whatever wrote it was interrupted.{cut}"
 
     def parts(self, answer: int) -> Iterator[tuple[Step, SequenceStep]]:
         """The steps that one answer had a part in, with that part."""
