@@ -20,30 +20,43 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def check_writable(path: Path) -> None:
-    """Raise OptionError where no file can be put, as far as that is known beforehand."""
-    if path.exists() and not path.is_file():
+def check_writable(path: Path, *, regular: bool = False) -> None:
+    """Raise OptionError where nothing can be written, as far as that is known beforehand.
+
+    regular: devices and pipes, which cannot be kept from others' eyes, will not do.
+    """
+    target = path.resolve()
+    if target.is_dir():
+        raise OptionError(f"{path} cannot be written: it is a folder")
+    if regular and _is_stream(target):
         raise OptionError(f"{path} is not a regular file; name another one to write to")
-    folder = path.resolve().parent
-    if not folder.is_dir():
+    if not target.parent.is_dir():
         raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
-    if not os.access(folder, os.W_OK):
+    if not _is_stream(target) and not os.access(target.parent, os.W_OK):
         raise OptionError(f"{path} cannot be written: its folder does not allow it")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all; what was there is replaced. Raises OptionError where that
-    is impossible."""
+    """Write a file whole or not at all; what was there is replaced. A device or a pipe is written
+    to as it is. Raises OptionError where that is impossible."""
     check_writable(path)
     target = path.resolve()
     temporary = target.with_name(f".{os.getpid()}.part")
     try:
+        if _is_stream(target):
+            target.write_text(text, encoding="utf-8")
+            return
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_stream(target: Path) -> bool:
+    """Whether there is something that is no file, such as a device or a pipe."""
+    return target.exists() and not target.is_file()
 
 
 def without_folders(word: str) -> str:

@@ -11,7 +11,7 @@ import click
 from outpace.cli.advise_next import next_command
 from outpace.cli.advise_tables import show, show_notes
 from outpace.cli.answers import dump_json
-from outpace.cli.model_options import model_options
+from outpace.cli.model_options import load_target, model_options
 from outpace.errors import OptionError
 from outpace.files import check_writable
 
@@ -93,7 +93,7 @@ def advise(
     options = _options(values, candidates)
     if write is not None:
         check_writable(write)
-    target = _load(values)
+    target = load_target(values)
     chosen, notes = _prompts(prompts, target)
     findings, was_interrupted = _run(target, values["model"], chosen, options, notes)
     from outpace.measure.advise.verdict import decide
@@ -131,25 +131,6 @@ def _options(values: dict[str, Any], candidates: str | None) -> AdviseOptions:
         minutes=minutes,
         quick=quick,
     )
-
-
-def _load(values: dict[str, Any]) -> LoadedModel:
-    from outpace.cli.progress import DownloadProgress
-    from outpace.models.load import load_model
-
-    names = ("dtype", "model_impl", "kv_cache_dtype", "activations", "threads")
-    with DownloadProgress(f"loading {values['model']}") as progress:
-        target = load_model(
-            values["model"],
-            **{name: values[name] for name in names},
-            download_progress=progress,
-            packing_progress=progress,
-        )
-    if values["threads"] is not None:
-        import torch
-
-        torch.set_num_threads(values["threads"])
-    return target
 
 
 def _prompts(paths: tuple[Path, ...], target: LoadedModel) -> tuple[list[BenchPrompt], list[str]]:

@@ -10,6 +10,7 @@ import click
 
 from outpace.cli.interrupts import terminate_as_interrupt
 from outpace.cli.main import EXIT_INTERRUPTED
+from outpace.cli.model_options import load_target
 from outpace.cli.options import build_speculative_config, engine_options
 from outpace.cli.sampling import build_sampling, sampling_options
 from outpace.errors import OptionError
@@ -18,7 +19,6 @@ from outpace.files import check_writable, write_whole
 if TYPE_CHECKING:
     from outpace.measure.audit.run import AuditOptions
     from outpace.measure.audit.subject import AuditPrompt, Subject
-    from outpace.models.load import LoadedModel
 
 EXIT_VIOLATION = 3
 _STDOUT = "-"
@@ -129,7 +129,7 @@ def audit(**values: Any) -> int:
     from outpace.measure.audit.subject import Subject
 
     subject = Subject(
-        _load(values), config, params, values["batch"], max_model_len=values["max_model_len"]
+        load_target(values), config, params, values["batch"], max_model_len=values["max_model_len"]
     )
     with terminate_as_interrupt():
         return _self_test(subject, values) if values["self_test"] else _audit(subject, values)
@@ -196,25 +196,6 @@ def _texts(subject: Subject, files: tuple[Path, ...]) -> list[AuditPrompt]:
     ranked.sort(key=lambda pair: pair[0])
     prompts = [question.prompt(subject.loaded.tokenizer) for _, question in ranked]
     return [AuditPrompt(prompt.label, prompt.token_ids) for prompt in prompts]
-
-
-def _load(values: dict[str, Any]) -> LoadedModel:
-    from outpace.cli.progress import DownloadProgress
-    from outpace.models.load import load_model
-
-    names = ("dtype", "model_impl", "kv_cache_dtype", "activations", "threads", "device")
-    with DownloadProgress(f"loading {values['model']}") as progress:
-        loaded = load_model(
-            values["model"],
-            **{name: values[name] for name in names},
-            download_progress=progress,
-            packing_progress=progress,
-        )
-    if values["threads"] is not None:
-        import torch
-
-        torch.set_num_threads(values["threads"])
-    return loaded
 
 
 def _write(document: dict[str, Any], file: str | None) -> None:

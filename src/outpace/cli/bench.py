@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from outpace.cli.answers import dump_json
 from outpace.cli.bench_progress import BenchBar
 from outpace.cli.model_options import DTYPES, model_options
 from outpace.errors import OptionError, OutpaceError
+from outpace.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from outpace.measure.bench.options import BenchOptions
@@ -239,9 +239,9 @@ def _write(
     ):
         try:
             if place is not None:
-                _write_whole(Path(place), text_of(summary))
-        except OSError as error:
-            failures.append(f"{place} cannot be written: {error.strerror or error}")
+                write_whole(Path(place), text_of(summary))
+        except OptionError as error:
+            failures.append(str(error))
     if json_to == _STDOUT:
         click.echo(dump_json(summary))
     else:
@@ -258,20 +258,6 @@ def _is_in_terminal() -> bool:
     return bool(sys.stdout and sys.stdout.isatty())  # there is none where it was closed
 
 
-def _write_whole(place: Path, text: str) -> None:
-    """The whole file or nothing of it. A device or a pipe is written to as it is."""
-    target = place.resolve()
-    if target.exists() and not target.is_file():
-        target.write_text(text, encoding="utf-8")
-        return
-    temporary = target.with_name(f".{os.getpid()}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _check_places(places: Sequence[str | Path | None], show: Path | None) -> None:
     """Raise OptionError now where after minutes it would turn out that a file cannot be written, or
     that it would overwrite another."""
@@ -280,12 +266,7 @@ def _check_places(places: Sequence[str | Path | None], show: Path | None) -> Non
         if place in (None, _STDOUT):
             continue
         target = Path(place).resolve()
-        if target.is_dir():
-            raise OptionError(f"{place} cannot be written: it is a folder")
-        if not target.parent.is_dir():
-            raise OptionError(f"{place} cannot be written: there is no folder for it")
-        if not os.access(target.parent, os.W_OK) and not target.is_char_device():
-            raise OptionError(f"{place} cannot be written: its folder does not allow it")
+        check_writable(Path(place))
         if target in taken:
             raise OptionError(f"{place} is named twice; each file needs a name of its own")
         taken.append(target)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import dump_json
-from outpace.cli.model_options import model_options
+from outpace.cli.model_options import load_target, model_options
 from outpace.cli.options import parse_json_object
 from outpace.errors import OptionError
 from outpace.params import SamplingParams
@@ -99,7 +99,7 @@ def evaluate_draft(
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     chosen = spread(read_prompts(prompts), num_prompts)
     tried = parse_lengths(lengths)
-    target = _load(values)
+    target = load_target(values)
     with _progress_bar() as bar:
         task = bar.add_task("measuring", total=None)
         found = measure_draft(
@@ -144,20 +144,6 @@ def spread(prompts: Sequence[Any], most: int) -> list[Question]:
         by_category.setdefault(category, []).append(Question(category, prompt.messages))
     rounds = zip_longest(*by_category.values())
     return [question for row in rounds for question in row if question is not None][:most]
-
-
-def _load(values: dict[str, Any]) -> LoadedModel:
-    from outpace.cli.progress import DownloadProgress
-    from outpace.models.load import load_model
-
-    model, threads = values.pop("model"), values["threads"]
-    with DownloadProgress(f"loading {model}") as progress:
-        target = load_model(model, **values, download_progress=progress, packing_progress=progress)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    return target
 
 
 def _progress_bar() -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from outpace.models.load import LoadedModel
 
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "q4_0", "q4_1", "q8_0")
@@ -73,3 +76,27 @@ def model_options(*names: str) -> Decorator:
         return function
 
     return decorate
+
+
+def load_target(values: Mapping[str, Any]) -> LoadedModel:
+    """Load the model that the options name, showing how far a download or packing is.
+
+    values: what was given, by option; those that a command does not have are
+    `load_model`'s own. Threads are torch's as well.
+    """
+    from outpace.cli.progress import DownloadProgress
+    from outpace.models.load import load_model
+
+    names = ("dtype", "model_impl", "kv_cache_dtype", "activations", "threads", "device")
+    with DownloadProgress(f"loading {values['model']}") as progress:
+        loaded = load_model(
+            values["model"],
+            **{name: values[name] for name in names if name in values},
+            download_progress=progress,
+            packing_progress=progress,
+        )
+    if values["threads"] is not None:
+        import torch
+
+        torch.set_num_threads(values["threads"])
+    return loaded

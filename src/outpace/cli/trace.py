@@ -78,7 +78,7 @@ def trace(prompt: str | None, **values: Any) -> int:
         for name in ("out", "show"):
             if values[name] is not None and html.resolve() == values[name].resolve():
                 raise click.UsageError(f"--{name} and --html name the same file.")
-        check_writable(html)
+        check_writable(html, regular=True)
     if show is not None:
         from outpace.measure.trace.files import read_trace
 

@@ -186,7 +186,9 @@ def test_more_time_for_the_one_in_question(model: Path) -> None:
 def test_a_file_that_cannot_be_written_is_refused_before_anything(
     run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advise_module, "_load", lambda values: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        advise_module, "load_target", lambda values: pytest.fail("a model was loaded")
+    )
     for place in (tmp_path / "nowhere" / "a.json", Path("/dev/null")):
         status, out, err = run_cli("advise", "--model", "any", "--write", str(place))
         assert (status, out) == (1, "")

@@ -32,7 +32,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_load", lambda values: MODEL)
+    monkeypatch.setattr(command, "load_target", lambda values: MODEL)
     monkeypatch.setenv("COLUMNS", "140")
 
 

@@ -23,7 +23,7 @@ def refuse_to_run(*args: Any, **options: Any) -> Any:
 
 
 def test_audit(run_cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(audit_command, "_load", lambda values: MODEL)
+    monkeypatch.setattr(audit_command, "load_target", lambda values: MODEL)
     monkeypatch.setattr(audit_run, "run_audit", refuse_to_run)
     status, out, err = run_cli("audit", "--json", str(tmp_path / "missing" / "a.json"))
     assert (status, out) == (1, "")

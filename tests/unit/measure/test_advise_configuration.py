@@ -92,7 +92,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"\xe9": 1}')
     with pytest.raises(OptionError, match="not UTF-8"):
         read_config(tmp_path / "latin.json")
-    with pytest.raises(OptionError, match="not a regular file"):
+    with pytest.raises(OptionError, match="is a folder"):
         write_config(tmp_path, CONFIG)
 
 

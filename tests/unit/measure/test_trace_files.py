@@ -130,7 +130,7 @@ def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
 def test_where_no_file_can_be(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no folder"):
         TraceWriter(tmp_path / "missing" / "trace.jsonl")
-    with pytest.raises(OptionError, match="not a regular file"):
+    with pytest.raises(OptionError, match="is a folder"):
         TraceWriter(tmp_path)
     with pytest.raises(OptionError, match="not a regular file"):
         write_private(Path("/dev/null"), "text")

@@ -74,7 +74,7 @@ def private_file(path: Path) -> tuple[TextIO, Path]:
 
     Raises OptionError where that cannot be.
     """
-    check_writable(path)
+    check_writable(path, regular=True)
     try:
         descriptor, name = tempfile.mkstemp(
             dir=path.parent, prefix=f".{path.name}.", suffix=".part"
