@@ -115,7 +115,7 @@ def classify_difference(
     index = first_difference(plain_ids, other_ids)
     if index is None:
         return None
-    seq = _sequence(loaded, prompt_ids, params)
+    seq = request_sequence(loaded, prompt_ids, params, len(prompt_ids))
     raw = _plain_logits(loaded, seq, plain_ids[:index])
     values = History(seq).processed(raw)
     tolerance = rounding_tolerance(loaded, raw, other_arithmetic=other_arithmetic)
@@ -154,8 +154,10 @@ def rounding_tolerance(
     return _NUM_SIGMAS * math.hypot(in_layers, of_logits)
 
 
-def _sequence(loaded: LoadedModel, prompt_ids: List[int], params: SamplingParams) -> Sequence:
-    """The request as the engine would hold it."""
+def request_sequence(
+    loaded: LoadedModel, token_ids: List[int], params: SamplingParams, num_prompt: int
+) -> Sequence:
+    """A request as the engine would hold it after `token_ids`, `num_prompt` of them its prompt."""
     tokenizer, asked = loaded.tokenizer, params.structured_outputs
     grammar = None
     if asked is not None:
@@ -166,8 +168,8 @@ def _sequence(loaded: LoadedModel, prompt_ids: List[int], params: SamplingParams
         grammar = compiler.compile(asked).start()
     return Sequence(
         seq_id=0,
-        tokens=list(prompt_ids),
-        num_prompt=len(prompt_ids),
+        tokens=list(token_ids),
+        num_prompt=num_prompt,
         params=params,
         end_token_ids=tokenizer.end_token_ids,
         bad_words_ids=bad_words_ids(params.bad_words, tokenizer),

@@ -9,8 +9,8 @@ import pytest
 from tiny import fresh_logits, tiny_model
 
 from outpace import SamplingParams
-from outpace.measure.audit.subject import as_sequence
 from outpace.measure.audit.text_law import NextToken, TextLaw, next_token, text_law
+from outpace.measure.ties import request_sequence
 from outpace.models.load import LoadedModel
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -20,7 +20,7 @@ PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
 
 
 def law_of(model: LoadedModel, least: float, **params: object) -> TextLaw:
-    seq = as_sequence(model, PROMPT, SamplingParams(**params), len(PROMPT))
+    seq = request_sequence(model, PROMPT, SamplingParams(**params), len(PROMPT))
     return text_law(model, seq, length=2, least=least)
 
 
@@ -73,7 +73,7 @@ def test_what_cannot_come_is_counted_apart() -> None:
 def test_tokens_at_the_edge_of_a_filter_are_not_impossible_where_rounding_moves_it() -> None:
     """The third of three nearly equal tokens is cut off by top_k=2, and might as well stay."""
     model = tiny_model(vocab_size=V, seed=3, dtype="float32")
-    seq = as_sequence(model, PROMPT, SamplingParams(top_k=2), len(PROMPT))
+    seq = request_sequence(model, PROMPT, SamplingParams(top_k=2), len(PROMPT))
     logits = np.array([0, 0, 5, 5, 5 - 1e-7, 4, 0, 0], np.float32)
     after = next_token(model, logits, seq)
     assert np.flatnonzero(after.p).tolist() == [2, 3]

@@ -24,12 +24,12 @@ from outpace.measure.advise.steps import Step
 from outpace.measure.advise.verdict import NOT_SURE, USE, decide
 from outpace.measure.audit.run import AuditOptions
 from outpace.measure.audit.self_test import run_self_test
-from outpace.measure.audit.subject import as_sequence
 from outpace.measure.audit.text_law import next_token
 from outpace.measure.formulas import PassCosts
 from outpace.measure.methods import parse_methods
 from outpace.measure.prompts import BenchPrompt
 from outpace.measure.statistics import Ratio, chi_square
+from outpace.measure.ties import request_sequence
 from outpace.params import SamplingParams
 from outpace.types import Verdict
 from outpace.verification.judge import verify
@@ -52,7 +52,7 @@ def test_behind_the_line_of_top_p() -> None:
     logits[:4] = np.log([0.5, 0.4, 0.09, 0.01])
     coarse = tiny_model(dtype="bfloat16")
     for top_p, edge in ((0.895, {2}), (0.8, set())):
-        seq = as_sequence(coarse, [3, 4], SamplingParams(temperature=1.0, top_p=top_p), 2)
+        seq = request_sequence(coarse, [3, 4], SamplingParams(temperature=1.0, top_p=top_p), 2)
         after = next_token(coarse, logits, seq)
         assert after.edge == edge
         assert after.forbids(3)

@@ -14,10 +14,11 @@ from trace_cases import Q, drafting, opener, traced
 
 from outpace import LLM, SamplingParams
 from outpace.engine import setup
+from outpace.measure.bench.steps import StepRecorder
 from outpace.measure.trace.recorder import Recorder
 from outpace.measure.trace.records import SequenceStep, Trace
 from outpace.measure.trace.run import trace_generation
-from outpace.measure.trace.timeline import Timeline, steps_of
+from outpace.measure.trace.timeline import steps_of
 from outpace.measure.trace.watch import SeenStep, Watcher
 from outpace.sampling import History, probabilities
 from outpace.types import Draft, Sequence, StepTimes
@@ -253,18 +254,19 @@ def test_times_are_the_engines_less_the_recorders(monkeypatch: pytest.MonkeyPatc
     assert watcher.spent_s >= 0.25
 
 
-def test_the_steps_of_a_timeline(answer: list[int]) -> None:
+def test_the_steps_of_a_trace_are_those_that_bench_records(answer: list[int]) -> None:
     """Collected without a trace they are those of a trace, but for their times."""
-    timeline = Timeline()
-    with opener(drafting("tree", answer))(timeline.instruments()) as llm:
+    recorder = StepRecorder()
+    with opener(drafting("tree", answer))(recorder.instruments) as llm:
         llm.generate([{"prompt_token_ids": PROMPT}], GREEDY)
     trace = traced(drafting("tree", answer), GREEDY)
-    counts = [(step["num_drafted"], step["num_tokens"]) for step in timeline.steps]
+    steps = [step for step in recorder.newest(len(trace.steps)) if step.num_tokens]
+    counts = [(step.num_drafted, step.num_tokens) for step in steps]
     assert counts == [(step["num_drafted"], step["num_tokens"]) for step in steps_of(trace)]
     assert sum(tokens for _, tokens in counts) == 30
-    assert all(step["pass_ms"] > 0 for step in timeline.steps)
-    timeline.clear()
-    assert timeline.steps == []
+    assert all(step.pass_s > 0 for step in steps)
+    recorder.clear()
+    assert recorder.newest(len(trace.steps)) == ()
 
 
 def test_stopped_from_outside(answer: list[int]) -> None:

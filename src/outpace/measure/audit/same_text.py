@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from outpace import LLM
 from outpace.measure.audit.results import LOSSLESS, SAYS_LITTLE, VIOLATION, Check
-from outpace.measure.audit.subject import AuditPrompt, Subject, as_sequence
+from outpace.measure.audit.subject import AuditPrompt, Subject
 from outpace.measure.audit.text_law import NextToken, next_token
 from outpace.measure.statistics import first_difference
-from outpace.measure.ties import classify_difference, rounding_tolerance
+from outpace.measure.ties import classify_difference, request_sequence, rounding_tolerance
 from outpace.models.load import LoadedModel
 from outpace.outputs import RequestOutput, SpeculationStats
 from outpace.params import SamplingParams
@@ -150,7 +150,7 @@ def _row_after(
     loaded: LoadedModel, tokens: Sequence[int], params: SamplingParams, num_prompt: int
 ) -> tuple[NextToken, float]:
     """What may come after `tokens`, and how far rounding reaches in the logits there."""
-    seq = as_sequence(loaded, tokens, params, num_prompt)
+    seq = request_sequence(loaded, tokens, params, num_prompt)
     runner = Runner(loaded.decoder, loaded.new_cache(num_rows=1, num_tokens=len(tokens)))
     runner.open(seq)
     logits = runner.extend([seq], last_only=True).on_host()[0]

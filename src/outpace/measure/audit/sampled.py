@@ -11,9 +11,10 @@ from jaxtyping import Float, Int
 from outpace import LLM
 from outpace.errors import OptionError
 from outpace.measure.audit.results import ALL_PROMPTS, LOSSLESS, SAYS_LITTLE, VIOLATION, Check
-from outpace.measure.audit.subject import AuditPrompt, Subject, as_sequence
+from outpace.measure.audit.subject import AuditPrompt, Subject
 from outpace.measure.audit.text_law import TextLaw, text_law
 from outpace.measure.statistics import chi_square, chi_square_power, hardest_bias, holm
+from outpace.measure.ties import request_sequence
 from outpace.outputs import SpeculationStats
 
 LENGTH = 3
@@ -42,7 +43,7 @@ def laws_of(subject: Subject, prompts: Sequence[AuditPrompt]) -> list[TextLaw]:
     params = subject.with_params(max_tokens=max(_MAX_TOKENS))
     laws = []
     for prompt in prompts:
-        seq = as_sequence(subject.loaded, prompt.token_ids, params, len(prompt.token_ids))
+        seq = request_sequence(subject.loaded, prompt.token_ids, params, len(prompt.token_ids))
         laws.append(text_law(subject.loaded, seq, length=LENGTH, least=LEAST))
     return laws
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +10,10 @@ from outpace import LLM
 from outpace.drafters.auto import AutoOptions
 from outpace.drafters.parts.trained import bundled_for, given_draft
 from outpace.engine.instruments import Instruments
-from outpace.engine.parameters import bad_words_ids
 from outpace.engine.speculative_config import parse_speculative_config
 from outpace.models.load import LoadedModel
 from outpace.models.tokenizer import Tokenizer
 from outpace.params import SamplingParams
-from outpace.types import Sequence as TokenSequence
 
 _ACCEPTANCE_KEYS = ("acceptance_method", "posterior_threshold", "posterior_alpha")
 PLAIN: Mapping[str, Any] = {"method": "none"}
@@ -112,17 +110,3 @@ def _encode(tokenizer: Tokenizer, question: str, answer: str) -> list[int]:
         return tokenizer.encode(f"{question}\n{answer}")
     asked = tokenizer.apply_chat_template([{"role": "user", "content": question}])
     return tokenizer.encode(asked + answer, add_special_tokens=False)
-
-
-def as_sequence(
-    loaded: LoadedModel, token_ids: Sequence[int], params: SamplingParams, num_prompt: int
-) -> TokenSequence:
-    """A request as the engine would hold it after `token_ids`, `num_prompt` of them its prompt."""
-    return TokenSequence(
-        0,
-        list(token_ids),
-        num_prompt,
-        params,
-        loaded.tokenizer.end_token_ids,
-        bad_words_ids=bad_words_ids(params.bad_words, loaded.tokenizer),
-    )

@@ -1,17 +1,13 @@
-"""The steps of a generation in milliseconds and counts: plain values to draw a chart from.
+"""The steps of a trace in milliseconds and counts: plain values to draw a chart from.
 
-A `Timeline` collects them while an engine runs, for the price of looking at a verdict; `steps_of`
-takes them from a trace.
+`bench` has them of runs that nothing traces (`measure/bench/steps.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypedDict
 
-from outpace.engine.instruments import Instruments
 from outpace.measure.trace.records import Step, Trace
-from outpace.measure.trace.watch import SeenStep, Watcher
 
 
 class TimelineStep(TypedDict):
@@ -24,40 +20,6 @@ class TimelineStep(TypedDict):
     rest_ms: float
     num_drafted: int
     num_tokens: int
-
-
-@dataclass(slots=True)
-class Timeline:
-    """The steps of an engine since it was made or since `clear`.
-
-        timeline = Timeline()
-        llm = LLM(model, speculative_config=..., instruments=timeline.instruments())
-
-    Read `steps` while nothing runs. Steps that only fed prompts are left out.
-    """
-
-    steps: list[TimelineStep] = field(default_factory=list)
-
-    def instruments(self) -> Instruments:
-        """What to give to `LLM`."""
-        return Watcher(self._add, rows="none").instruments
-
-    def clear(self) -> None:
-        self.steps.clear()
-
-    def _add(self, step: SeenStep) -> None:
-        if not step.sequences:
-            return
-        times = step.times
-        self.steps.append(
-            TimelineStep(
-                draft_ms=1000 * times.draft_s,
-                pass_ms=1000 * times.target_s,
-                rest_ms=1000 * times.rest_s,
-                num_drafted=sum(seen.draft.num_verified for seen in step.sequences),
-                num_tokens=sum(len(seen.kept.token_ids) for seen in step.sequences),
-            )
-        )
 
 
 def steps_of(trace: Trace) -> list[TimelineStep]:

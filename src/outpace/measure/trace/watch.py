@@ -72,7 +72,7 @@ class Watcher:
 
     Give `instruments` to one `LLM`. seen: called in the engine's thread, between steps; what it
     takes is in no step's time. rows: whose logits are kept: "all", those behind a rejection too,
-    "reached", those that the verdict went along, or "none".
+    or "reached", those that the verdict went along.
     spent_s: seconds spent on watching so far, in `seen` included.
     """
 
@@ -81,7 +81,7 @@ class Watcher:
         seen: Callable[[SeenStep], object],
         *,
         judge: Judge = verify,
-        rows: Literal["all", "reached", "none"] = "reached",
+        rows: Literal["all", "reached"] = "reached",
     ) -> None:
         self.spent_s = 0.0
         self._seen = seen
@@ -134,15 +134,13 @@ class Watcher:
     def _copied(
         self, logits: Float[np.ndarray, "rows V"], seq: Sequence, draft: Draft, verdict: Verdict
     ) -> _Copied:
-        wanted: Iterable[int] = ()
+        wanted: Iterable[int] = range(draft.num_verified + 1)
         if self._rows == "reached":
             wanted = [0, *(node + 1 for node in verdict.accepted_nodes)]
-        elif self._rows == "all":
-            wanted = range(draft.num_verified + 1)
         return _Copied(
             live=seq,
             before=replace(seq, tokens=list(seq.tokens)),
-            draft=draft if self._rows == "none" else _with_own_q(draft),
+            draft=_with_own_q(draft),
             verdict=verdict,
             logits={row: logits[row].copy() for row in wanted},
         )
