@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import dump_json
+from outpace.cli.draft_directory import DraftDirectory
 from outpace.cli.model_options import load_target, model_options
 from outpace.cli.options import parse_json_object
 from outpace.errors import OptionError
@@ -24,9 +25,7 @@ _MOST_LENGTH = 64
 
 
 @click.command("evaluate-draft")
-@click.argument(
-    "directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+@click.argument("directory", metavar="DIR", type=DraftDirectory())
 @model_options("model")
 @click.option(
     "--prompts",
@@ -87,8 +86,9 @@ def evaluate_draft(
 ) -> None:
     """Measure the draft in DIR: how much of it is accepted, and how fast that is here.
 
-    Every prompt is answered plainly and with each draft length, in turn. The kind of draft is read
-    from its config.json. `outpace evaluate-draft my-draft --prompts prompts.jsonl`
+    DIR may also be the name of a draft that comes with this package, smollm2-135m-eagle3. Every
+    prompt is answered plainly and with each draft length, in turn. The kind of draft is read from
+    its config.json. `outpace evaluate-draft my-draft --prompts prompts.jsonl`
     """
     from outpace.measure.draft_quality import measure_draft
     from outpace.training.prompts import read_prompts

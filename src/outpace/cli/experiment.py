@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outpace.cli.answers import dump_json
+from outpace.cli.draft_directory import DraftDirectory
 from outpace.cli.evaluate_draft import parse_lengths
 from outpace.cli.interrupts import terminate_as_interrupt
 from outpace.cli.model_options import DEFAULT_MODEL, model_options
@@ -39,7 +40,7 @@ _BAR_WIDTH = 40
 )
 @click.option(
     "--trained",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DraftDirectory(),
     metavar="DIR",
     help="A trained draft for the second table.  [default: the bundled one]",
 )

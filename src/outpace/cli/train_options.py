@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from outpace.cli.draft_directory import DraftDirectory
 from outpace.cli.model_options import Decorator, model_options
 
 LOSSES = ("kl", "ce", "tv", "hybrid")
@@ -159,9 +160,10 @@ def _training_options() -> list[Decorator]:
         ),
         click.option(
             "--init",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            type=DraftDirectory(),
             help="A draft of the same kind to go on from, for example to fit it to prompts of a "
-            "domain: its acceptance on them is reported before and after.",
+            "domain: its acceptance on them is reported before and after. Also the name of one "
+            "that comes with this package: smollm2-135m-eagle3.",
         ),
         click.option(
             "--general-prompts",

@@ -15,6 +15,16 @@ DRAFTS = Path(__file__).parent.parent / "drafts"
 """A directory for each, named after the target's alias and the method."""
 
 
+def bundled_names() -> list[str]:
+    """The names of all of them."""
+    return sorted(path.parent.name for path in DRAFTS.glob(f"*/{CONFIG}"))
+
+
+def named_draft(name: str) -> Path | None:
+    """The directory of the draft of this name, if there is one."""
+    return DRAFTS / name if name in bundled_names() else None
+
+
 def bundled_draft(parts: TargetParts, algorithm: str) -> Path | None:
     """The directory of the draft for this target, if there is one."""
     return bundled_for(parts.fingerprint, algorithm)

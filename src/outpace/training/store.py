@@ -127,6 +127,10 @@ class FeatureStore:
     def temperature(self, index: int) -> float:
         return self._entries[index].temperature
 
+    def key(self, index: int) -> str:
+        """`Answer.key` of what it was made from."""
+        return self._entries[index].key
+
     def num_prompt(self, index: int) -> int:
         return self._entries[index].num_prompt
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from outpace.cli.draft_directory import DraftDirectory
 from outpace.cli.evaluate_draft import parse_lengths, spread
 from outpace.cli.train import parse_limits
 from outpace.cli.training_progress import TrainingProgress
@@ -60,6 +61,8 @@ def test_underscores_are_fine(run_cli: Run) -> None:
         ("eagle3", ["PROMPTS", "--limit", "a=1", "--limit", "a=2"], 1, "twice"),
         ("eagle3", ["PROMPTS", "--held-out", "1"], 2, "--held-out"),
         ("eagle3", ["PROMPTS", "--general-prompts", "FILE"], 2, "only has a meaning with --init"),
+        ("eagle3", ["PROMPTS", "--init", "nowhere"], 2, "those are: smollm2-135m-eagle3"),
+        ("eagle3", ["PROMPTS", "--init", "FILE"], 2, "is a file; a draft is a directory"),
     ],
 )
 def test_bad_options(
@@ -105,6 +108,17 @@ def test_bad_options_of_evaluation(
     found, _, err = run_cli("evaluate-draft", *[given.get(arg, arg) for arg in args])
     assert found == status, err
     assert words in " ".join(err.split())
+
+
+def test_a_bundled_draft_is_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    convert = DraftDirectory().convert
+    bundled = convert("smollm2-135m-eagle3", None, None)
+    assert (bundled / "model.safetensors").is_file()
+    own = tmp_path / "smollm2-135m-eagle3"
+    own.mkdir()
+    assert convert(own.name, None, None) == Path(own.name)
+    assert convert(str(own), None, None) == own
 
 
 def test_limits_are_read() -> None:
