@@ -90,7 +90,7 @@ void check_linears(const char *path, const Pool &one, const Pool &three) {
     for (int activations = OP_ACT_BF16; activations <= (packed ? OP_ACT_INT8 : OP_ACT_BF16);
          activations++)
       for (int out : {1, 16, 33, 100})
-        for (int in : {32, 96, packed ? 320 : 75})
+        for (int in : {32, 96, packed ? 640 : 75})
           check_linear({format, out, in, activations, path}, one, three);
   }
 }

@@ -174,6 +174,21 @@ def test_a_row_has_the_same_bits_beside_any_others(
 
 
 @every_path
+@every_kind
+def test_a_row_has_the_same_bits_among_hundreds(
+    path: str, weight_format: WeightFormat, activations: Activations, pool: ThreadPool
+) -> None:
+    """Kernels for many rows leave a long sum for other rows, and come back to it."""
+    linear, _ = random_linear(weight_format, 70, 1120)
+    x = random_rows(300, 1120)
+    whole = linear.forward(x, pool, activations, path)
+    for first, rows in ((0, 1), (1, 2), (3, 3), (252, 8), (286, 14)):
+        part = np.ascontiguousarray(x[first : first + rows])
+        y = linear.forward(part, ThreadPool.shared(1), activations, path)
+        assert y.tobytes() == whole[first : first + rows].tobytes(), f"{rows} rows at {first}"
+
+
+@every_path
 def test_the_comparison_of_bits_can_fail(path: str, pool: ThreadPool) -> None:
     """About one unit in the last place of one row changes that row's bits, and no other's."""
     linear, _ = random_linear(WeightFormat.F32, 50, 224)

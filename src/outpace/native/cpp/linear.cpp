@@ -3,6 +3,7 @@
 #include "linear.hpp"
 
 #include "linear_amx.hpp"
+#include "linear_avx2.hpp"
 #include "linear_blocks.hpp"
 #include "linear_fma.hpp"
 #include "linear_job.hpp"
@@ -44,8 +45,18 @@ static void multiply_packed(const Job &job, int activations) {
 #if defined(__AVX512VNNI__)
   if (activations == OP_ACT_INT16) return multiply_bytes<Format, 2>(job);
   return multiply_bytes<Format, 1>(job);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return run_in_turns<WordsKernel<Format>>(job);
 #else
   return run<BlockKernel<Format, WordsTile<Format>>>(job);
+#endif
+}
+
+static void multiply_f32(const Job &job) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return multiply_lines<FloatWeights>(job);
+#else
+  return run<FmaKernel<FloatWeights>>(job);
 #endif
 }
 
@@ -54,6 +65,8 @@ static void multiply_bf16(const Job &job) {
   return multiply_bf16_amx(job);
 #elif defined(__AVX512BF16__)
   return run<FmaKernel<PairWeights>>(job);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return multiply_lines<HalfWeights>(job);
 #else
   return run<FmaKernel<HalfWeights>>(job);
 #endif
@@ -74,7 +87,7 @@ void multiply(const op_linear &w, int activations, const void *prepared, int row
                    ldy};
   switch (w.format) {
     case OP_F32:
-      return run<FmaKernel<FloatWeights>>(job);
+      return multiply_f32(job);
     case OP_BF16:
       return multiply_bf16(job);
     case OP_Q4_0:

@@ -1,6 +1,6 @@
-// Kernels for packed weights that every path has: integers by pairs of 16-bit words, and bfloat16
-// activations by multiply-adds. A block's sum is made first (exactly, for integers), then scaled and
-// added to the output's one accumulator; blocks in ascending order.
+// Kernels for packed weights: integers by pairs of 16-bit words (linear_avx2.hpp has AVX2's own), and
+// bfloat16 activations by multiply-adds. A block's sum is made first (exactly, for integers), then
+// scaled and added to the output's one accumulator; blocks in ascending order.
 #pragma once
 
 #include "linear_job.hpp"

@@ -1,5 +1,6 @@
 // Kernels for float32 and bfloat16 weights: one accumulator per output, four bytes of activations
-// (one float, or two bfloat16) at a time.
+// (one float, or two bfloat16) at a time. AVX2 reads weights the same way, in kernels of its own
+// (linear_avx2.hpp).
 #pragma once
 
 #include "linear_job.hpp"
@@ -50,7 +51,7 @@ struct HalfWeights {
 
 template <class Weights>
 struct FmaKernel {
-  static constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 2;
+  static constexpr int ROWS = LANES == 16 ? 12 : 2;
   static constexpr int PANELS = LANES == 16 ? 2 : 1;
 
   template <int R, int P>
