@@ -7,25 +7,23 @@ from typing import Any
 
 import torch
 
+from outpace.training.muon import Muon
+from outpace.training.precision import compute_dtype
+
 
 def make_optimisers(groups: Iterable[dict[str, Any]]) -> list[torch.optim.Optimizer]:
     """One optimiser for each kind of parameter in `Trainee.parameter_groups`.
 
-    "matrix": Muon (Jordan et al. 2024): the momentum of a gradient, 0.95, made orthogonal by five
-    Newton-Schulz steps, times 0.2 sqrt(longer side), so that updates have the size of AdamW's
-    (2502.16982) at one rate. "vector": AdamW (1711.05101) without weight decay, for norms and for
-    matrices whose rows stand for tokens.
+    "matrix": Muon (Jordan et al. 2024): the momentum of a gradient, 0.95, made orthogonal, with
+    updates of the size of AdamW's (2502.16982) at one rate. "vector": AdamW (1711.05101) without
+    weight decay, for norms and for matrices whose rows stand for tokens.
     """
     groups = list(groups)
     kinds = {group["kind"] for group in groups}
     assert kinds <= {"matrix", "vector"}, kinds
     optimisers: list[torch.optim.Optimizer] = []
     if matrices := _of_kind(groups, "matrix"):
-        optimisers.append(
-            torch.optim.Muon(
-                matrices, momentum=0.95, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
-            )
-        )
+        optimisers.append(Muon(matrices, dtype=compute_dtype()))
     if vectors := _of_kind(groups, "vector"):
         optimisers.append(torch.optim.AdamW(vectors, betas=(0.9, 0.95), weight_decay=0.0))
     return optimisers

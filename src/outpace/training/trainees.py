@@ -15,7 +15,6 @@ from outpace.training.batches import training_indices
 from outpace.training.vocabulary import choose_draft_vocabulary, count_tokens
 
 if TYPE_CHECKING:
-    import torch
     from jaxtyping import Int64
 
     from outpace.heads.config import EagleConfig
@@ -124,6 +123,8 @@ class _Builder(ABC):
 
     @property
     def common(self) -> dict[str, Any]:
+        from outpace.training.precision import compute_dtype
+
         return {"loss": self.settings.loss, "compute_dtype": compute_dtype()}
 
 
@@ -274,15 +275,6 @@ def proposed_size(settings: DraftSettings, parts: TargetParts) -> ModelSize | No
     if settings.kind != "draft_model" or settings.init is not None:
         return None
     return _DraftModel(settings, parts).size()
-
-
-def compute_dtype() -> torch.dtype:
-    """What products run in while training: bfloat16 where the processor has it, else float32."""
-    import torch
-
-    from outpace.models.load import has_native_bfloat16
-
-    return torch.bfloat16 if has_native_bfloat16(torch.device("cpu")) else torch.float32
 
 
 def _token_counts(
