@@ -61,12 +61,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "draft_model": {"model": tiny_model(seed=2, num_layers=1)},
     "eagle3": {"model": fake_head("eagle3", 96, 94, seed=3, sharpness=2.0)},
     "eagle": {"model": fake_head("eagle", 96, 94, seed=3, sharpness=2.0)},
+    "auto": {"model": fake_head("eagle3", 96, 94, seed=3, sharpness=2.0)},
     "medusa": {"model": written(random_medusa, TARGET)},
 }
 SMALL_CONFIGS: dict[str, dict[str, Any]] = {
     "draft_model": {"model": SMALL_DRAFT},
     "eagle3": {"model": fake_head("eagle3", 8, 6, seed=3)},
     "eagle": {"model": fake_head("eagle", 8, 6, seed=3)},
+    "auto": {"model": fake_head("eagle3", 8, 6, seed=3)},
     "medusa": {"model": written(random_medusa, SMALL)},
 }
 

@@ -194,6 +194,8 @@ class Calibration(_Learner):
         if not regime.estimates:
             regime.estimates = _blended(regime.counts, KNOTS, REGIME_PRIOR)
         worths = _blended(counts, regime.estimates, REQUEST_PRIOR)
+        if worths == sorted(worths):
+            return worths
         return _non_decreasing(worths, [judged + REQUEST_PRIOR for judged in counts.judged])
 
     def observe(self, seq_id: int, claimed: List[float], num_accepted: int, was_cut: bool) -> None:
@@ -204,22 +206,13 @@ class Calibration(_Learner):
         num_judged = num_accepted + (num_accepted < len(claimed) and not was_cut)
         if not num_judged:
             return
-        accepted = [0.0] * len(KNOTS)
-        for claim in claimed[:num_accepted]:
-            knot, above = _place(claim)
-            accepted[knot] += 1 - above
-            accepted[knot + 1] += above
-        judged = accepted.copy()
-        if num_judged > num_accepted:
-            knot, above = _place(claimed[num_accepted])
-            judged[knot] += 1 - above
-            judged[knot + 1] += above
+        places = [_place(claim) for claim in claimed[:num_judged]]
         request, regime = self._requests[seq_id]
         regime.estimates = []
         for counts in (request, regime.counts):
-            kept = counts.kept
-            counts.judged = [kept * a + b for a, b in zip(counts.judged, judged, strict=True)]
-            counts.accepted = [kept * a + b for a, b in zip(counts.accepted, accepted, strict=True)]
+            counts.fade(counts.kept)
+            _count(counts.judged, places)
+            _count(counts.accepted, places[:num_accepted])
 
 
 def _place(claim: float) -> tuple[int, float]:
@@ -227,6 +220,13 @@ def _place(claim: float) -> tuple[int, float]:
     from 0 to 1."""
     knot = min(bisect_right(KNOTS, claim) - 1, len(_WIDTHS) - 1)
     return knot, (claim - KNOTS[knot]) / _WIDTHS[knot]
+
+
+def _count(cells: list[float], places: List[tuple[int, float]]) -> None:
+    """Count one at each place, shared between the knots on either side."""
+    for knot, above in places:
+        cells[knot] += 1 - above
+        cells[knot + 1] += above
 
 
 def _blended(counts: _Counts, prior: List[float], weight: float) -> list[float]:

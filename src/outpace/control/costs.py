@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import log2
 
@@ -48,7 +49,7 @@ class PassShape:
     context: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostTable:
     """Measured durations of target passes.
 
@@ -77,6 +78,21 @@ class CostTable:
 
     def pass_s(self, num_rows: int) -> float:
         """Seconds of a pass of one sequence without context."""
+        return self.passes_s(num_rows)[num_rows]
+
+    def passes_s(self, most_rows: int) -> List[float]:
+        """The seconds of such passes over 0, 1, ... rows, at least up to `most_rows`. Not to be
+        written to: worked out once."""
+        known = self._worked_out
+        while len(known) <= most_rows:
+            known.append(self._interpolated(len(known)))
+        return known
+
+    @cached_property
+    def _worked_out(self) -> list[float]:
+        return []
+
+    def _interpolated(self, num_rows: int) -> float:
         knots = self.knots
         last_rows, last_s = knots[-1]
         if len(knots) == 1:
@@ -105,7 +121,6 @@ class StepCosts:
         self._pace = Pace()
         self._shape = _ShapeFactors()
         self._rests: dict[str, _PacedLine] = {}
-        self._pass_s: list[float] = []
 
     @property
     def plain_s(self) -> float:
@@ -129,15 +144,14 @@ class StepCosts:
         name of the caller's choice.
         """
         table, scale = self._table, self._pace.scale
-        while len(self._pass_s) <= most_rows:
-            self._pass_s.append(table.pass_s(len(self._pass_s)))
+        passes_s = table.passes_s(most_rows)
         fixed = table.per_seq_s * (num_seqs - 1) + table.per_token_s * context
         per_row = table.per_token_row_s * context / num_seqs
         factors = self._shape.up_to(most_rows)
         rest_fixed, rest_per_row = self._rest(regime).coefficients
         longest, found = 0.0, []
         for rows in range(num_seqs, most_rows + 1):
-            target_s = (self._pass_s[rows] + fixed + per_row * rows) * factors[rows] * scale
+            target_s = (passes_s[rows] + fixed + per_row * rows) * factors[rows] * scale
             longest = max(longest, target_s + rest_fixed + rest_per_row * rows)
             found.append(longest)
         return found

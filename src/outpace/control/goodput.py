@@ -195,6 +195,29 @@ def _as_plan(options: List[Ways], mix: _Mix, curve: List[float], trained_s: List
     return Plan(choices, len(options) + sum(chosen), seconds)
 
 
+def best_nodes(
+    worths: List[List[float]], limits: List[int], curve: List[float], rate: float
+) -> list[list[int]]:
+    """Which nodes of each request's tree to feed, ascending: those with the most expected tokens -
+    rate * seconds. Of equals, the fewest. A node is never kept without its parent.
+
+    worths: for each tree and node, parents first, the probability that it and all before it are
+    right. limits: most nodes of each tree. curve: [n] seconds of the step with n nodes of all trees
+    together; at least one entry, and no more nodes are kept than it has others.
+    """
+    ranked: list[tuple[float, int, int]] = []
+    for tree, (own, limit) in enumerate(zip(worths, limits, strict=True)):
+        nodes = sorted((-worth, node) for node, worth in enumerate(own))[:limit]
+        ranked += [(falling, tree, node) for falling, node in nodes]
+    ranked.sort()
+    values = map(sub, accumulate((-r[0] for r in ranked), initial=0.0), (rate * s for s in curve))
+    best = max(enumerate(values), key=lambda entry: entry[1])[0]
+    kept: list[list[int]] = [[] for _ in worths]
+    for _, tree, node in ranked[:best]:
+        kept[tree].append(node)
+    return [sorted(nodes) for nodes in kept]
+
+
 class Rate:
     """Output tokens a second brings in the long run, learned relative to plain decoding.
 

@@ -17,31 +17,65 @@ FIRST_STRETCH, SHORT_STRETCH = 12, 12
 """Plain steps at the very first, and where it is only to be seen what they cost by now."""
 SETTLED = 4
 """Steps of a stretch before its steps count: what they need has to be fetched first."""
-TRIAL = 24
-"""Drafting steps after which is judged whether they paid."""
-IDLE_TRIAL, SLOWER = 8, 0.95
-"""Steps after which a trial ends in which nothing was worth a draft at all, if its steps are this
-much slower than plain ones: to wait for something to turn up is cheaper in a plain stretch."""
-SHORTEST, LONGEST = 128, 1024
-"""Plain steps where they did not: at first, and after trials that did not pay either."""
+CREDIT, MOST_CREDIT = 2.0, 12.0
+"""Plain steps' time that drafting may lose when it is tried, and at most, however much it gained. A
+trial that follows `SHORTEST` plain steps costs 1.6 %, one that follows `LONGEST` 0.2 %."""
+IDLE_CHARGE = 3.0
+"""Times its loss that a step without a draft is charged: it tells nothing of drafting, and the same
+step costs less in a plain stretch."""
+MOST_LATE = 1.5
+"""A step is charged at most so many times what was expected of it: it may be a hiccup of the
+machine."""
+AFTER_PAID, SHORTEST, LONGEST = 64, 128, 1024
+"""Plain steps after drafting that paid as a whole; and where it did not, at first and at most: each
+trial that did not pay either doubles the pause."""
 LOOK_AGAIN = 256
 """Drafting steps that pay until plain ones are measured anew, unless they pay by `CLEARLY`."""
 CLEARLY = 1.5
 
 
+class Account:
+    """What drafting may still lose before it is left, in plain steps.
+
+    Gains are added and losses taken off, up to a limit: a cumulative sum (Page 1954), which tells
+    soonest that what paid does so no longer. So a trial loses what it was given and no more, but
+    for its last step, and what was gained long ago excuses nothing.
+    """
+
+    def __init__(self) -> None:
+        self.credit = CREDIT
+        self._gained = 0.0
+
+    def book(self, gained: float, was_idle: bool) -> None:
+        """gained: plain steps' time that a step saved; negative where it lost. was_idle: nothing
+        was drafted in it."""
+        charged = IDLE_CHARGE * gained if was_idle else gained
+        self.credit = min(self.credit + charged, MOST_CREDIT)
+        self._gained += gained
+
+    @property
+    def has_paid(self) -> bool:
+        """Whether all steps together were faster than plain ones."""
+        return self._gained > 0
+
+
 class Stretches:
-    """Says before each step whether it is one of a plain stretch, and learns from it afterwards."""
+    """Says before each step whether it is one of a plain stretch, and learns from it afterwards.
+
+    Drafting is tried after each plain stretch, and goes on until its account is empty. The pauses
+    between trials that do not pay double, so that what they lose grows with the logarithm of the
+    steps, and once the pauses are longest by 0.2 % of them.
+    """
 
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._paces: dict[int, Pace] = {}  # by number of sequences, to the power of two below
         self._left, self._steps = FIRST_STRETCH, 0
         self._pause = SHORTEST
-        self._rate = Rate()
+        self._rate, self._account = Rate(), Account()
         self.is_firm = False
         """Whether the plain stretch goes on whatever turns up."""
-        self._was_ended = False  # whether a trial began before its time and has not paid yet
-        self._has_drafted = False  # whether anything was drafted since the trial began
+        self._was_ended = False  # whether drafting began before its time
 
     @property
     def is_plain(self) -> bool:
@@ -71,7 +105,7 @@ class Stretches:
         requests something always has; where drafting then did not pay, the stretch that follows
         goes on to its end."""
         if self._left and not self.is_firm:
-            self._begin_trial()
+            self._begin_drafting()
             self._was_ended = True
 
     def pass_by(self) -> None:
@@ -79,55 +113,56 @@ class Stretches:
         if self._left:
             self._left -= 1
             if not self._left:
-                self._begin_trial()
+                self._begin_drafting()
 
-    def observe(self, shape: PassShape, num_tokens: int, seconds: float) -> None:
-        """Learn from a step, in which no prompt was fed."""
+    def observe(
+        self, shape: PassShape, num_tokens: int, seconds: float, predicted_s: float
+    ) -> None:
+        """Learn from a step, in which no prompt was fed. predicted_s: what it should have taken."""
         self._steps += 1
         if self._left:
             self._observe_plain(shape, seconds)
         else:
-            self._observe_drafting(shape, num_tokens, seconds)
+            self._observe_drafting(shape, num_tokens, min(seconds, MOST_LATE * predicted_s))
 
     def _observe_plain(self, shape: PassShape, seconds: float) -> None:
         if self._steps > SETTLED:
-            pace = self._paces.setdefault(shape.num_seqs.bit_length(), Pace())
+            size = shape.num_seqs.bit_length()
+            pace = self._paces.get(size)
+            if pace is None:
+                pace = self._paces[size] = Pace()
             pace.observe(seconds / self._table.seconds(shape))
         self.pass_by()
 
     def _observe_drafting(self, shape: PassShape, num_tokens: int, seconds: float) -> None:
-        if shape.num_seqs.bit_length() not in self._paces:
+        num_seqs = shape.num_seqs
+        if num_seqs.bit_length() not in self._paces:
             # What so many sequences cost plainly is not known from fewer. One alone that copies is
             # not kept waiting for it.
-            self._left, self._steps, self.is_firm = SHORT_STRETCH, 0, shape.num_seqs > 1
+            self._left, self._steps, self.is_firm = SHORT_STRETCH, 0, num_seqs > 1
             return
-        plain_s = self.plain_s(shape.num_seqs, shape.context)
-        self._rate.observe(num_tokens, seconds, shape.num_seqs, plain_s)
-        self._has_drafted |= shape.num_rows > shape.num_seqs
-        if self._steps < TRIAL and not self._is_idle:
-            return
-        if self._rate.ratio < 1:
-            self._left, self._steps = self._pause, 0
-            self.is_firm = self._was_ended
-            self._pause = min(2 * self._pause, LONGEST)
-            return
-        self._was_ended = False
-        if self._steps >= LOOK_AGAIN:
+        plain_s = self.plain_s(num_seqs, shape.context)
+        self._rate.observe(num_tokens, seconds, num_seqs, plain_s)
+        gained = num_tokens / num_seqs - seconds / plain_s
+        self._account.book(gained, shape.num_rows == num_seqs)
+        if self._account.credit <= 0:
+            self._leave()
+        elif self._steps >= LOOK_AGAIN:
+            self._steps = 0
             if self._rate.ratio < CLEARLY:
                 self._left = SHORT_STRETCH
-            self._steps = 0
-            self._pause = SHORTEST
 
-    @property
-    def _is_idle(self) -> bool:
-        """Whether the trial only costs: see `IDLE_TRIAL`."""
-        waited = self._steps >= IDLE_TRIAL and not self._has_drafted
-        return waited and self._rate.ratio < SLOWER
+    def _leave(self) -> None:
+        if self._account.has_paid:
+            self._left, self._pause, self.is_firm = AFTER_PAID, SHORTEST, False
+        else:
+            self._left, self.is_firm = self._pause, self._was_ended
+            self._pause = min(2 * self._pause, LONGEST)
+        self._steps = 0
+        self._rate, self._account = Rate(), Account()
 
-    def _begin_trial(self) -> None:
+    def _begin_drafting(self) -> None:
         self._left = self._steps = 0
-        self._has_drafted = False
-        self._rate = Rate()
         self.is_firm = self._was_ended = False
 
 

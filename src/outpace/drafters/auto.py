@@ -7,8 +7,8 @@ what passes cost on this machine (`control/costs.py`) and how often drafts were 
 (`control/acceptance.py`).
 
 Exact whatever it decides: the lookup's drafts are functions of the text, so that they may be cut
-anywhere, and how many tokens the trained drafter draws is decided before it draws the first. What
-was decided depends on the past alone.
+anywhere, how many tokens the trained drafter draws is decided before it draws the first, and trees
+are made of tokens that nobody drew. What was decided depends on the past alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from outpace.control.costs import DraftCosts, PassShape, StepCosts
 from outpace.control.decisions import DecisionLog, Economy, RequestRecord, StepRecord
 from outpace.control.goodput import Plan, Ways, plan
 from outpace.control.probing import Probing
+from outpace.control.regimes import REGIMES, common_regime, regime_of
+from outpace.control.rivals import Rivals
 from outpace.control.stretches import Copying, Stretches
+from outpace.control.trials import with_trials
 from outpace.drafters.base import (
     Drafter,
     DrafterOptions,
@@ -33,7 +36,18 @@ from outpace.drafters.base import (
     check_whole_number,
     path_limit,
 )
-from outpace.drafters.parts.trained import TrainedDraft, bundled_for, given_draft
+from outpace.drafters.parts.carrying_out import (
+    MERGED,
+    NO_DRAFT,
+    NOTHING_MADE,
+    TRAINED,
+    Made,
+    carry_out,
+    fit_trees,
+    source_names,
+)
+from outpace.drafters.parts.merged import merging_with
+from outpace.drafters.parts.trained import chosen_draft, given_draft
 from outpace.drafters.suffix import SuffixDrafter, SuffixOptions
 from outpace.types import Draft, Scores, Sequence, StepTimes, Verdict
 
@@ -43,11 +57,6 @@ if TYPE_CHECKING:
 LEAST_CLAIM, MOST_CLAIM, CLAIM_PER_PRICE = 0.02, 0.3, 0.25
 """Suffix drafts end where they are claimed to be this unlikely: at a quarter of what a token must
 be worth, since claims are no more than claims, but always between these two."""
-PROBE_TOKENS = 2
-"""Tokens of a draft that is made to see whether the trained drafter pays by now."""
-LOOKUP, TRAINED, NONE = "lookup", "trained", "none"
-REGIMES = ("greedy", "sampled", "seeded")
-NO_DRAFT = Draft()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +93,6 @@ class AutoOptions(DrafterOptions):
         return min(self.max_trained_tokens, self.num_speculative_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """What one sequence was given in this step. offered: what the lookup would have drafted."""
-
-    source: str
-    draft: Draft
-    offered: Draft
-
-
-NOTHING_MADE = _Made(NONE, NO_DRAFT, NO_DRAFT)
-
-
 @dataclass(slots=True)
 class _Step:
     """A step between its passes and the engine's account of the time it took.
@@ -129,7 +126,7 @@ class AutoDrafter(Drafter):
     @classmethod
     def row_bytes(cls, options: DrafterOptions, target: LoadedModel, max_model_len: int) -> int:
         assert isinstance(options, AutoOptions)
-        draft = _trained_draft(options, target)
+        draft = chosen_draft(options.model, options.num_trained, target)
         return draft.row_bytes(target, max_model_len) if draft else 0
 
     def __init__(self, options: AutoOptions, context: DraftingContext) -> None:
@@ -143,21 +140,23 @@ class AutoDrafter(Drafter):
             store_tokens=options.store_tokens,
         )
         self._lookup = SuffixDrafter(suffix, context)
-        draft = _trained_draft(options, context.target)
+        draft = chosen_draft(options.model, options.num_trained, context.target)
         self._trained = draft.open(options.num_trained, context) if draft else None
         self.capture = self._trained.capture if self._trained else ()
-        self._names = {LOOKUP: self._lookup.method_name(), NONE: NONE}
-        if self._trained is not None:
-            self._names[TRAINED] = self._trained.method_name()
+        self._names = source_names(self._lookup, self._trained)
+        self._merging = merging_with(self._trained, context)
         table = measure_costs(context.runner, context.target, self.capture)
         self._costs, self._stretches = StepCosts(table), Stretches(table)
         self._copying: dict[int, Copying] = {}
         self._draft_costs = DraftCosts(self._costs.plain_s)
         self._calibration, self._acceptance = Calibration(), Acceptance()
+        self._learners: list[Acceptance | Calibration | Rivals]
+        self._learners = [self._calibration, self._acceptance]
+        self._learners += [self._merging.rivals] if self._merging else []
         self._probing = Probing()
         self.decisions: DecisionLog = DecisionLog()
         self.decisions.economy = self._economy
-        self._made: dict[int, _Made] = {}
+        self._made: dict[int, Made] = {}
         self._plan: Plan | None = None
         self._step: _Step | None = None
         self._is_ready: dict[int, bool] = {}  # whether the trained drafter can have features
@@ -173,18 +172,20 @@ class AutoDrafter(Drafter):
     def _open(self, seq: Sequence) -> None:
         if seq.seq_id not in self._is_ready:
             self._is_ready[seq.seq_id] = False
-            for learner in (self._calibration, self._acceptance):
-                learner.open(seq.seq_id, _regime(seq))
+            self._copying[seq.seq_id] = Copying()
+            for learner in self._learners:
+                learner.open(seq.seq_id, regime_of(seq))
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
         self._settle_untimed()
+        for seq in seqs:
+            self._open(seq)
         stretches = self._stretches
         if stretches.is_plain and (stretches.is_firm or not self._any_copies(seqs)):
             self._plan = stretches.plan(len(seqs), _context(seqs))
-            for seq in seqs:
-                self._open(seq)
-                self._probing.tick(seq.seq_id)
-                self._made[seq.seq_id] = NOTHING_MADE
+            if self._trained is not None:
+                for seq in seqs:
+                    self._probing.tick(seq.seq_id)
             return [NO_DRAFT] * len(seqs)
         stretches.end()
         limits = [path_limit(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
@@ -192,21 +193,18 @@ class AutoDrafter(Drafter):
         offers = self._lookup.propose_above(floor, seqs, limits)
         ways = [self._ways(*each) for each in zip(seqs, limits, offers, strict=True)]
         self._plan = decided = self._decide(seqs, ways)
-        drafts = self._carry_out(seqs, offers, decided)
-        for seq, offer, draft, (source, _) in zip(
-            seqs, offers, drafts, decided.choices, strict=True
-        ):
-            self._made[seq.seq_id] = _Made(source if len(draft) else NONE, draft, offer)
-        return drafts
+        made = self._carry_out(seqs, offers, ways, decided)
+        if any(each.tree is not None for each in made):
+            made = self._fit_trees(made, decided, seqs, budgets, ways)
+        self._made.update(zip((seq.seq_id for seq in seqs), made, strict=True))
+        return [each.draft for each in made]
 
     def _any_copies(self, seqs: List[Sequence]) -> bool:
         """Whether a text repeats itself, which is worth drafting though nothing else may be."""
-        follow = [self._copying.setdefault(seq.seq_id, Copying()).follow for seq in seqs]
-        return any(each(seq.tokens) for each, seq in zip(follow, seqs, strict=True))
+        return any(self._copying[seq.seq_id].follow(seq.tokens) for seq in seqs)
 
     def _ways(self, seq: Sequence, limit: int, offer: Draft) -> Ways:
         """How likely each token of either draft is to be accepted."""
-        self._open(seq)
         lookup = self._calibration.ladder(seq.seq_id, offer.claims or ())
         trained: list[float] = []
         if self._trained is not None and self._is_ready[seq.seq_id]:
@@ -216,8 +214,7 @@ class AutoDrafter(Drafter):
         return Ways(lookup, trained)
 
     def _decide(self, seqs: List[Sequence], ways: List[Ways]) -> Plan:
-        num_seqs, context = len(seqs), _context(seqs)
-        regime = _common_regime(seqs)
+        num_seqs, context, regime = len(seqs), _context(seqs), common_regime(seqs)
         most_rows = num_seqs + sum(max(len(w.lookup), len(w.trained)) for w in ways)
         curve = self._costs.curve(num_seqs, context, most_rows, regime)
         levels = max((len(w.trained) for w in ways), default=0)
@@ -227,53 +224,48 @@ class AutoDrafter(Drafter):
         rate = self._stretches.per_second(num_seqs, context)
         self._price = rate * (curve[-1] - curve[0]) / max(len(curve) - 1, 1)
         decided = plan(ways, curve, trained_s, rate)
-        return self._with_trials(seqs, ways, decided, curve, trained_s)
-
-    def _with_trials(
-        self,
-        seqs: List[Sequence],
-        ways: List[Ways],
-        decided: Plan,
-        curve: List[float],
-        trained_s: List[float],
-    ) -> Plan:
-        """The same plan, but that the trained drafter tries again where it has not for long."""
         if self._trained is None:
             return decided
-        choices, num_tokens = list(decided.choices), decided.num_tokens
-        for i, (seq, each) in enumerate(zip(seqs, ways, strict=True)):
-            if choices[i][0] == TRAINED:
-                continue
-            self._probing.tick(seq.seq_id)
-            length = min(PROBE_TOKENS, len(each.trained))
-            if choices[i][0] == NONE and length and self._probing.is_due(seq.seq_id):
-                choices[i] = (TRAINED, length)
-                num_tokens += sum(each.trained[:length])
-        if choices == decided.choices:
-            return decided
-        levels = max(length for source, length in choices if source == TRAINED)
-        num_drafted = sum(length for _, length in choices)
-        return Plan(choices, num_tokens, curve[num_drafted] + trained_s[levels])
+        return with_trials(decided, self._probing, [s.seq_id for s in seqs], ways, curve, trained_s)
 
-    def _carry_out(self, seqs: List[Sequence], offers: List[Draft], decided: Plan) -> list[Draft]:
-        drafts = [
-            offer.shortened(length) if source == LOOKUP else NO_DRAFT
-            for offer, (source, length) in zip(offers, decided.choices, strict=True)
-        ]
-        asked = [i for i, (source, n) in enumerate(decided.choices) if source == TRAINED and n]
-        if self._trained is None or not asked:
-            return drafts
-        lengths = [decided.choices[i][1] for i in asked]
+    def _carry_out(
+        self, seqs: List[Sequence], offers: List[Draft], ways: List[Ways], decided: Plan
+    ) -> list[Made]:
         started = perf_counter()
-        made = self._trained.propose([seqs[i] for i in asked], lengths)
-        seq_ids = {seqs[i].seq_id for i in asked}
-        self._reads_prompts = not seq_ids <= self._caught_up
-        if not self._reads_prompts:
-            self._draft_costs.observe(len(asked), max(lengths), perf_counter() - started)
-        self._caught_up |= seq_ids
-        for i, draft in zip(asked, made, strict=True):
-            drafts[i] = draft
-        return drafts
+        made = carry_out(decided, seqs, offers, ways, self._trained, self._merging)
+        lengths = {
+            seq.seq_id: length
+            for seq, (source, length) in zip(seqs, decided.choices, strict=True)
+            if source == TRAINED and length
+        }
+        if lengths:
+            self._reads_prompts = not lengths.keys() <= self._caught_up
+            if not self._reads_prompts:
+                seconds = perf_counter() - started
+                self._draft_costs.observe(len(lengths), max(lengths.values()), seconds)
+            self._caught_up |= lengths.keys()
+        return made
+
+    def _fit_trees(
+        self,
+        made: List[Made],
+        decided: Plan,
+        seqs: List[Sequence],
+        budgets: List[int],
+        ways: List[Ways],
+    ) -> list[Made]:
+        num, context, regime = len(seqs), _context(seqs), common_regime(seqs)
+        rate = self._stretches.per_second(num, context)
+        made, self._plan = fit_trees(
+            made,
+            decided,
+            budgets,
+            ways,
+            lambda num_drafted: self._costs.curve(num, context, num + num_drafted, regime),
+            rate,
+            self._names,
+        )
+        return made
 
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
         self._settle_untimed()
@@ -286,7 +278,8 @@ class AutoDrafter(Drafter):
                 continue
             if seq.seq_id in self._is_ready:
                 self._is_ready[seq.seq_id] = True
-            self._learn(seq, made, verdict)
+            if made is not NOTHING_MADE:
+                self._learn(seq, made, verdict)
             source = self._names[made.source]
             requests.append(
                 RequestRecord(seq.seq_id, source, len(made.draft), verdict.num_accepted)
@@ -297,23 +290,26 @@ class AutoDrafter(Drafter):
         self._step = _Step(
             plan=decided,
             shape=PassShape(len(seqs), sum(num_fed), sum(scores.starts)),
-            regime=_common_regime(seqs),
+            regime=common_regime(seqs),
             feeds_prompts=num_fed != [rows.stop - rows.start for rows in scores.rows],
             reads_prompts=reads_prompts,
             num_tokens=sum(len(verdict.token_ids) for verdict in verdicts),
             requests=requests,
         )
 
-    def _learn(self, seq: Sequence, made: _Made, verdict: Verdict) -> None:
+    def _learn(self, seq: Sequence, made: Made, verdict: Verdict) -> None:
         """What was said tells of the lookup's tokens too where they were not drafted."""
-        said, offered = verdict.token_ids, made.offered.token_ids
-        num_right = _num_equal(offered, said)
-        if offered and said:
-            claims = made.offered.claims or ()
+        said = verdict.token_ids
+        if len(made.offered) and said:
+            num_right, claims = made.num_right(said), made.offered.claims or ()
             self._calibration.observe(seq.seq_id, claims, num_right, num_right == len(said))
-        if made.source == TRAINED:
+        if made.by_trained:
             num_drafted, was_cut = len(made.draft), len(said) == verdict.num_accepted
-            self._acceptance.observe(seq.seq_id, num_drafted, verdict.num_accepted, was_cut)
+            if made.tree is not None:
+                made.tree.observe(said)
+                num_drafted = made.tree.num_levels
+            num_accepted = min(verdict.num_accepted, num_drafted)
+            self._acceptance.observe(seq.seq_id, num_drafted, num_accepted, was_cut)
 
     def timed(self, times: StepTimes) -> None:
         step, self._step = self._step, None
@@ -324,7 +320,7 @@ class AutoDrafter(Drafter):
             self._stretches.pass_by()
         else:
             was_plain = self._stretches.is_plain
-            self._stretches.observe(shape, step.num_tokens, times.step_s)
+            self._stretches.observe(shape, step.num_tokens, times.step_s, decided.seconds)
             if not was_plain:
                 self._costs.observe(shape, step.regime, times.target_s, times.rest_s)
                 self._judge_trials(step, times.step_s)
@@ -359,7 +355,8 @@ class AutoDrafter(Drafter):
         """Tell of each draft by the trained drafter whether it was worth the step."""
         plain_s = self._stretches.plain_s(step.shape.num_seqs, step.shape.context)
         for seq_id, source, _, accepted in step.requests:
-            if source == self._names.get(TRAINED) and seq_id in self._is_ready:
+            by_trained = source in (self._names.get(TRAINED), self._names.get(MERGED))
+            if by_trained and seq_id in self._is_ready:
                 self._probing.observe(seq_id, (accepted + 1) * plain_s > step_s)
 
     def _economy(self) -> Economy:
@@ -377,8 +374,9 @@ class AutoDrafter(Drafter):
         self._copying.pop(seq.seq_id, None)
         self._caught_up.discard(seq.seq_id)
         if self._is_ready.pop(seq.seq_id, None) is not None:
-            for learner in (self._calibration, self._acceptance, self._probing):
+            for learner in self._learners:
                 learner.release(seq.seq_id)
+            self._probing.release(seq.seq_id)
         self._lookup.release(seq)
         if self._trained is not None:
             self._trained.release(seq)
@@ -387,37 +385,14 @@ class AutoDrafter(Drafter):
         assert not self._made, f"drafts left of sequences {sorted(self._made)}"
         assert not self._copying, f"texts left of sequences {sorted(self._copying)}"
         assert not self._is_ready, f"counts left of sequences {sorted(self._is_ready)}"
-        for learner in (self._calibration, self._acceptance, self._probing):
+        for learner in self._learners:
             learner.check_integrity()
+        self._probing.check_integrity()
         self._lookup.check_integrity()
         if self._trained is not None:
             self._trained.check_integrity()
 
 
-def _trained_draft(options: AutoOptions, target: LoadedModel) -> TrainedDraft | None:
-    if options.num_trained == 0:
-        return None
-    return bundled_for(target) if options.model is None else given_draft(options.model)
-
-
 def _context(seqs: List[Sequence]) -> int:
     """Tokens in the target's cache."""
     return sum(len(seq.tokens) for seq in seqs) - len(seqs)
-
-
-def _num_equal(left: List[int], right: List[int]) -> int:
-    """How many tokens are the same from the first on."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
-
-
-def _regime(seq: Sequence) -> str:
-    """What sequences have in common whose drafts are accepted and judged in the same way."""
-    if seq.params.is_greedy:
-        return "greedy"
-    return "sampled" if seq.params.seed is None else "seeded"
-
-
-def _common_regime(seqs: List[Sequence]) -> str:
-    """That of the sequence whose rows take the longest."""
-    return max((_regime(seq) for seq in seqs), key=REGIMES.index)

@@ -31,9 +31,10 @@ MAX_TREE_DEPTH = 128
 """Longest match that may be asked for. Every token of it may cost an update per token appended,
 and what matches over 24 tokens is hardly more certain to go on than what matches over 16."""
 
-
 MAX_NUMBER = 1e6
 """Largest factor or offset: far beyond any draft, and safely made a whole number."""
+
+NO_DRAFT = Draft(origin="suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +148,11 @@ class SuffixDrafter(Drafter):
         options, text = self._suffix, self._text(seq)
         limit = path_limit(seq, budget)
         if limit <= 0:
-            return Draft()
+            return NO_DRAFT
         contexts = text.contexts(seq.tokens)
         limit = min(limit, options.longest_draft(contexts[0][2] // contexts[0][3]))
+        if limit <= 0:
+            return NO_DRAFT
         if options.shape == "chain":
             tokens, probs = best_chain(contexts, limit, min_prob)
             return Draft(tokens, origin="suffix", claims=probs)

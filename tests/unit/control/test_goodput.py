@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import accumulate, product
+from collections.abc import Sequence as List
+from itertools import accumulate, combinations, product
 
 import pytest
 from effort import examples
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.control.acceptance import Acceptance
-from outpace.control.goodput import Plan, Rate, Ways, plan
+from outpace.control.goodput import Plan, Rate, Ways, best_nodes, plan
 from outpace.control.probing import Probing
 
 STEPS = st.floats(0.0, 0.5)
@@ -205,6 +206,57 @@ def test_with_nothing_to_choose_it_is_plain(num_seqs: int) -> None:
     assert plan([Ways([], [])] * num_seqs, [2.0, 2.0], [0.0, 0.1], 1.0) == plain
     assert plan([Ways([0.9], [0.9])] * num_seqs, [2.0], [0.0, 0.1], 1.0) == plain
     assert plan([Ways([], [0.9])] * num_seqs, [2.0, 2.0], [0.0], 1.0) == plain
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> tuple[list[list[float]], list[list[int]], list[int], list[float]]:
+    """Worths and parents of two small trees, most nodes of each, and a curve for some of them."""
+    worths, parents = [], []
+    for _ in range(2):
+        size = draw(st.integers(0, 4))
+        own = [draw(st.integers(-1, node - 1)) for node in range(size)]
+        values: list[float] = []
+        for parent in own:
+            share = draw(st.sampled_from([1.0, 0.7, 0.4, 0.1]))
+            values.append(share * (values[parent] if parent >= 0 else 1.0))
+        worths.append(values)
+        parents.append(own)
+    limits = [draw(st.integers(0, 4)) for _ in range(2)]
+    rises = draw(st.lists(STEPS, max_size=8))
+    return worths, parents, limits, list(accumulate(rises, initial=1.0))
+
+
+@given(forests())
+@settings(max_examples=examples(100))
+def test_the_nodes_kept_are_the_best_there_are_and_have_their_parents(
+    case: tuple[list[list[float]], list[list[int]], list[int], list[float]],
+) -> None:
+    worths, parents, limits, curve = case
+    kept = best_nodes(worths, limits, curve, 1.0)
+
+    def is_closed(nodes: tuple[int, ...], tree: int) -> bool:
+        return all(parents[tree][node] in (-1, *nodes) for node in nodes)
+
+    def worth(chosen: List[List[int]]) -> float:
+        gained = sum(worths[tree][node] for tree, own in enumerate(chosen) for node in own)
+        return gained - curve[sum(map(len, chosen))]
+
+    choices = [
+        [
+            nodes
+            for size in range(limits[tree] + 1)
+            for nodes in combinations(range(len(worths[tree])), size)
+            if is_closed(nodes, tree)
+        ]
+        for tree in range(2)
+    ]
+    assert all(tuple(nodes) in choices[tree] for tree, nodes in enumerate(kept))
+    fitting = [each for each in product(*choices) if sum(map(len, each)) < len(curve)]
+    assert worth(kept) == pytest.approx(max(map(worth, fitting)))
+
+
+def test_of_nodes_that_bring_what_they_cost_none_is_kept() -> None:
+    assert best_nodes([[0.5, 0.5], [0.5]], [2, 1], [1.0, 1.5, 2.0, 2.5], 1.0) == [[], []]
 
 
 def test_the_rate_is_that_of_plain_decoding_at_first_and_at_least() -> None:

@@ -8,19 +8,31 @@ import pytest
 
 from outpace.control.costs import CostTable, PassShape
 from outpace.control.stretches import (
+    AFTER_PAID,
+    CREDIT,
     FIRST_STRETCH,
-    IDLE_TRIAL,
+    IDLE_CHARGE,
     LONGEST,
     LOOK_AGAIN,
+    MOST_CREDIT,
+    MOST_LATE,
     SHORT_STRETCH,
     SHORTEST,
-    TRIAL,
     Copying,
     Stretches,
 )
 
 TABLE = CostTable(((1, 1.0), (8, 2.0)), 0.0, 0.0, 0.0)
 PLAIN, DRAFTED = PassShape(1, 1, 10), PassShape(1, 4, 10)
+LOSING = (1, 1.0)
+"""Output tokens and seconds of a step of drafting in whose time plain ones yield two tokens."""
+TRIAL = int(CREDIT)
+"""How many of those are made on credit."""
+
+
+def observe(stretches: Stretches, shape: PassShape, num_tokens: int, seconds: float) -> None:
+    """A step that takes what was expected."""
+    stretches.observe(shape, num_tokens, seconds, seconds)
 
 
 def run(
@@ -32,15 +44,33 @@ def run(
     for i in range(num_steps):
         plain.append(stretches.is_plain)
         if stretches.is_plain:
-            stretches.observe(PLAIN, 1, 0.5)
+            observe(stretches, PLAIN, 1, 0.5)
         else:
-            stretches.observe(DRAFTED, *drafting(i))
+            observe(stretches, DRAFTED, *drafting(i))
     return plain
+
+
+def tried(num_steps: int = FIRST_STRETCH) -> Stretches:
+    """After the first stretch, or so many steps more of drafting that loses."""
+    stretches = Stretches(TABLE)
+    run(stretches, num_steps, lambda i: LOSING)
+    return stretches
+
+
+def steps_until_left(
+    stretches: Stretches, num_tokens: int, seconds: float, shape: PassShape = DRAFTED
+) -> int:
+    """How many steps like this are made before drafting is left; at most 1,000."""
+    for i in range(1000):
+        if stretches.is_plain:
+            return i
+        observe(stretches, shape, num_tokens, seconds)
+    return 1000
 
 
 def test_plain_steps_come_first_and_are_measured() -> None:
     stretches = Stretches(TABLE)
-    assert run(stretches, FIRST_STRETCH, lambda i: (1, 1.0)) == [True] * FIRST_STRETCH
+    assert run(stretches, FIRST_STRETCH, lambda i: LOSING) == [True] * FIRST_STRETCH
     assert not stretches.is_plain
     assert stretches.plain_s(1, 10) == pytest.approx(0.5)
     assert stretches.per_second(1, 10) == pytest.approx(2.0)
@@ -50,38 +80,62 @@ def test_drafting_that_is_slower_than_a_stretch_is_left_though_its_own_plain_ste
     None
 ):
     """1.5 tokens a second of drafting beside 2 of plain steps among their like."""
-    plain = run(Stretches(TABLE), 2000, lambda i: (1 + i % 2, 1.0))
-    drafting = plain.count(False)
-    assert plain[FIRST_STRETCH : FIRST_STRETCH + TRIAL] == [False] * TRIAL
-    assert all(plain[FIRST_STRETCH + TRIAL : FIRST_STRETCH + TRIAL + SHORTEST])
+    plain = run(Stretches(TABLE), 4000, lambda i: (1 + i % 2, 1.0))
+    trial = plain[FIRST_STRETCH:].index(True)
+    assert trial <= 2 * CREDIT + 1
+    assert all(plain[FIRST_STRETCH + trial : FIRST_STRETCH + trial + SHORTEST])
     # A trial between any two pauses, each twice as long as the one before up to the longest.
-    assert 3 * TRIAL <= drafting <= 6 * TRIAL
+    assert 4 * CREDIT <= plain.count(False) <= 7 * (2 * CREDIT + 1)
 
 
-@pytest.mark.parametrize(
-    ("rows", "seconds", "num_trial"),
-    [(1, 0.8, IDLE_TRIAL), (1, 0.51, TRIAL), (4, 0.8, TRIAL)],
-    ids=["idle and slower", "idle but as quick", "drafting"],
-)
-def test_a_trial_in_which_nothing_is_drafted_ends_early_where_it_costs(
-    rows: int, seconds: float, num_trial: int
-) -> None:
-    stretches = Stretches(TABLE)
-    run(stretches, FIRST_STRETCH, lambda i: (1, 1.0))
-    for _ in range(num_trial):
-        assert not stretches.is_plain
-        stretches.observe(PassShape(1, rows, 10), 1, seconds)
-    assert stretches.is_plain
+@pytest.mark.parametrize("loss", [0.1, 0.25, 1.0])
+def test_a_trial_ends_when_it_has_lost_its_credit(loss: float) -> None:
+    steps = steps_until_left(tried(), 1, 0.5 * (1 + loss))
+    assert steps == pytest.approx(CREDIT / loss, abs=1)
 
 
-def test_a_trial_is_not_idle_once_something_was_drafted() -> None:
-    stretches = Stretches(TABLE)
-    run(stretches, FIRST_STRETCH, lambda i: (1, 1.0))
-    stretches.observe(DRAFTED, 1, 0.8)
-    for _ in range(TRIAL - 1):
-        assert not stretches.is_plain
-        stretches.observe(PLAIN, 1, 0.8)
-    assert stretches.is_plain
+def test_a_step_without_a_draft_is_charged_more() -> None:
+    idle = steps_until_left(tried(), 1, 0.55, PLAIN)
+    assert idle == pytest.approx(CREDIT / (0.1 * IDLE_CHARGE), abs=1)
+    assert steps_until_left(tried(), 1, 0.5, PLAIN) == LOOK_AGAIN  # costs nothing: it may go on
+
+
+def test_a_step_is_charged_little_more_than_was_expected_of_it() -> None:
+    """One that takes forever may be a hiccup of the machine; two are not."""
+    stretches, expected_s = tried(), 0.75
+    loss = MOST_LATE * expected_s / 0.5 - 1
+    assert loss < CREDIT < 2 * loss
+    for is_plain in (False, True):
+        stretches.observe(DRAFTED, 1, 100.0, expected_s)
+        assert stretches.is_plain == is_plain
+
+
+def test_a_slow_start_with_a_good_end_is_not_cut() -> None:
+    slow_start = iter([LOSING] * (TRIAL - 1))
+    assert not any(run(tried(), 100, lambda i: next(slow_start, (3, 1.0))))
+
+
+def test_what_was_gained_excuses_no_more_than_the_limit() -> None:
+    stretches = tried()
+    run(stretches, 100, lambda i: (5, 1.0))
+    assert steps_until_left(stretches, *LOSING) == int(MOST_CREDIT)
+
+
+def test_after_drafting_that_paid_the_pause_is_short_and_after_a_lost_trial_longer_each_time() -> (
+    None
+):
+    stretches = tried()
+    run(stretches, 100, lambda i: (5, 1.0))
+    steps_until_left(stretches, *LOSING)
+    pauses = []
+    for _ in range(6):
+        start = 0
+        while stretches.is_plain:
+            observe(stretches, PLAIN, 1, 0.5)
+            start += 1
+        pauses.append(start)
+        steps_until_left(stretches, *LOSING)
+    assert pauses == [AFTER_PAID, *(SHORTEST * 2**i for i in range(4)), LONGEST]
 
 
 def test_drafting_that_pays_goes_on_and_plain_steps_are_looked_at_again() -> None:
@@ -96,17 +150,16 @@ def test_drafting_that_pays_clearly_is_not_interrupted() -> None:
 
 
 def test_it_comes_back_when_it_pays_again() -> None:
-    plain = run(Stretches(TABLE), 4000, lambda i: (1, 1.0) if i < 2000 else (4, 1.0))
+    plain = run(Stretches(TABLE), 4000, lambda i: LOSING if i < 2000 else (4, 1.0))
     assert plain[1500:2000].count(True) > 400
     assert not any(plain[2000 + LONGEST + TRIAL :])
 
 
 def test_a_stretch_can_be_ended_and_is_judged_anew() -> None:
-    stretches = Stretches(TABLE)
-    run(stretches, FIRST_STRETCH + TRIAL, lambda i: (1, 1.0))
+    stretches = tried(FIRST_STRETCH + TRIAL)
     assert stretches.is_plain
     stretches.end()
-    assert run(stretches, TRIAL, lambda i: (1, 1.0)) == [False] * TRIAL
+    assert run(stretches, TRIAL, lambda i: LOSING) == [False] * TRIAL
     assert stretches.is_plain
 
 
@@ -118,7 +171,7 @@ def test_what_always_turns_up_does_not_end_every_stretch() -> None:
             stretches.end()
         plain += stretches.is_plain
         rows, seconds = (8, 2.0) if stretches.is_plain else (16, 4.0)
-        stretches.observe(PassShape(8, rows, 80), 8, seconds)
+        observe(stretches, PassShape(8, rows, 80), 8, seconds)
     assert plain > 3500
 
 
@@ -127,16 +180,14 @@ def test_one_text_that_copies_from_the_start_is_drafted_for_at_once() -> None:
     for _ in range(100):
         stretches.end()
         assert not stretches.is_plain
-        stretches.observe(DRAFTED, 4, 1.0)
+        observe(stretches, DRAFTED, 4, 1.0)
 
 
 def test_a_stretch_stays_open_to_what_paid_when_it_was_tried() -> None:
-    stretches = Stretches(TABLE)
-    run(stretches, FIRST_STRETCH + TRIAL, lambda i: (1, 1.0))
+    stretches = tried(FIRST_STRETCH + TRIAL)
     stretches.end()
-    assert not any(run(stretches, TRIAL + 10, lambda i: (4, 1.0)))
-    while not stretches.is_plain:
-        stretches.observe(DRAFTED, 1, 1.0)
+    assert not any(run(stretches, 30, lambda i: (4, 1.0)))
+    assert steps_until_left(stretches, *LOSING) < 1000
     assert not stretches.is_firm
 
 
@@ -153,10 +204,10 @@ def test_other_numbers_of_sequences_are_measured_before_drafting_is_judged_for_t
     """Plain steps of one sequence take half of what the table says, those of eight all of it."""
     stretches, eight = Stretches(TABLE), PassShape(8, 8, 80)
     run(stretches, FIRST_STRETCH + 1, lambda i: (5, 1.0))
-    stretches.observe(PassShape(8, 12, 80), 10, 2.5)
+    observe(stretches, PassShape(8, 12, 80), 10, 2.5)
     assert stretches.is_plain
     while stretches.is_plain:
-        stretches.observe(eight, 8, 2.0)
+        observe(stretches, eight, 8, 2.0)
     assert stretches.plain_s(8, 80) == pytest.approx(2.0)
     assert stretches.plain_s(1, 10) == pytest.approx(0.5)
 
@@ -165,7 +216,7 @@ def test_steps_that_feed_prompts_measure_nothing_and_pauses_still_end() -> None:
     stretches = Stretches(TABLE)
     for _ in range(FIRST_STRETCH):
         stretches.pass_by()
-    stretches.observe(DRAFTED, 2, 1.0)
+    observe(stretches, DRAFTED, 2, 1.0)
     assert stretches.is_plain
 
 

@@ -18,6 +18,7 @@ from outpace import LLM, SamplingParams
 from outpace.control import calibrate
 from outpace.control.costs import CostTable
 from outpace.control.goodput import Plan, Ways
+from outpace.control.rivals import Ranked
 from outpace.drafters.auto import AutoDrafter, AutoOptions
 from outpace.errors import ModelError, OptionError
 from outpace.types import Draft, Sequence, StepTimes
@@ -136,14 +137,14 @@ def test_reading_a_prompt_is_not_taken_for_what_drafting_costs(
     with LLM(TARGET, speculative_config=auto(model=head(seed=3, sharpness=2.0))) as llm:
         drafter = llm._engine._drafter._drafter
         drafter._lookup.propose_above = lambda floor, seqs, budgets: [Draft()] * len(seqs)
-        honest, seen, now = drafter._trained.propose, set(), [0.0]
+        honest, seen, now = drafter._trained.rank, set(), [0.0]
 
-        def propose(seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+        def rank(seqs: List[Sequence], depths: List[int], width: int) -> list[list[Ranked]]:
             now[0] += 0.0 if {seq.seq_id for seq in seqs} <= seen else 1000.0
             seen.update(seq.seq_id for seq in seqs)
-            return honest(seqs, budgets)
+            return honest(seqs, depths, width)
 
-        drafter._trained.propose = propose
+        drafter._trained.rank = rank
         monkeypatch.setattr("outpace.drafters.auto.perf_counter", lambda: now[0])
         run(llm, [HARD, COPYING, [3, 4]])
         totals = llm.decisions.totals
@@ -177,7 +178,7 @@ def test_what_it_records_adds_up(costs: Any) -> None:
         results = run(llm, [COPYING, HARD])
         decisions = llm.decisions
     totals = decisions.totals
-    assert set(totals) <= {"suffix", "eagle3", "none"}
+    assert set(totals) <= {"suffix", "eagle3", "suffix+eagle3", "none"}
     drafted = sum(result.stats.num_draft_tokens for result in results)
     accepted = sum(result.stats.num_accepted_tokens for result in results)
     assert sum(each.drafted for each in totals.values()) == drafted

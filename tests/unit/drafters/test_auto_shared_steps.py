@@ -15,6 +15,7 @@ from tiny import tiny_model
 from outpace import LLM, SamplingParams
 from outpace.control import calibrate
 from outpace.control.costs import CostTable
+from outpace.control.rivals import Ranked
 from outpace.control.stretches import FIRST_STRETCH
 from outpace.drafters.auto import AutoDrafter
 from outpace.types import Draft, Sequence, StepTimes
@@ -56,13 +57,13 @@ def drafter_of(llm: LLM) -> Any:
 def trials(llm: LLM) -> list[int]:
     """Output lengths at which the head is asked from now on; grows as it is."""
     trained, asked = drafter_of(llm)._trained, []
-    honest = trained.propose
+    honest = trained.rank
 
-    def propose(seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
+    def rank(seqs: List[Sequence], depths: List[int], width: int) -> list[list[Ranked]]:
         asked.extend(seq.num_output for seq in seqs)
-        return honest(seqs, budgets)
+        return honest(seqs, depths, width)
 
-    trained.propose = propose
+    trained.rank = rank
     return asked
 
 

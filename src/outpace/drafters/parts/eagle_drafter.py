@@ -18,6 +18,7 @@ from outpace.errors import ModelError
 from outpace.types import Draft, Scores, Sequence, Verdict
 
 if TYPE_CHECKING:
+    from outpace.control.rivals import Ranked
     from outpace.heads.base import EagleRunner
     from outpace.models.load import LoadedModel
 
@@ -124,6 +125,13 @@ class EagleDrafter(Drafter):
         room = self._rows.cache.capacity
         nodes = [min(k, room - len(seq.tokens) + 1) for seq, k in zip(seqs, budgets, strict=True)]
         return self._drafts.trees(seqs, nodes, depths, self._top_k)
+
+    def rank(self, seqs: List[Sequence], depths: List[int], width: int) -> list[list[Ranked]]:
+        """What a greedy chain of at most `depths[i]` tokens after each sequence is chosen from: at
+        each position the `width` likeliest tokens, the chain's own first."""
+        limits = [self._limit(seq, depth) for seq, depth in zip(seqs, depths, strict=True)]
+        self._rows.catch_up([seq for seq, limit in zip(seqs, limits, strict=True) if limit > 0])
+        return self._drafts.ranked(seqs, limits, width)
 
     def _limit(self, seq: Sequence, budget: int) -> int:
         """How many tokens may be drafted on one path; 0 where nothing can be."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outpace.control.rivals import Ranked
 from outpace.drafters.parts.eagle_rows import EagleRows, Feed, joined
 from outpace.drafters.parts.eagle_tree import CandidateTree
 from outpace.drafters.parts.top_tokens import top_log_probs
@@ -157,6 +158,37 @@ class EagleDrafts:
         )
         self._rows.claim(feeds)
         return logits, outputs[last]
+
+    def ranked(self, seqs: List[Sequence], counts: List[int], width: int) -> list[list[Ranked]]:
+        """For each sequence `counts[i]` levels: the `width` likeliest tokens of each position after
+        the likeliest ones of those before it. So their first tokens are the greedy chain."""
+        found: list[list[Ranked]] = [[] for _ in seqs]
+        places = {seq.seq_id: i for i, seq in enumerate(seqs) if counts[i] > 0}
+        if not places:
+            return found
+        going = self._rows.feeds([seqs[i] for i in places.values()])
+        logits, outputs = self._feed_all(going)
+        for level in range(max(counts)):
+            best, chances = top_log_probs(logits, width)
+            levels = [found[places[feed.seq.seq_id]] for feed in going]
+            for own, token_ids, row in zip(
+                levels, self._target_ids[best].tolist(), np.exp(chances).tolist(), strict=True
+            ):
+                own.append(Ranked(token_ids, row))
+            left = [
+                i for i, feed in enumerate(going) if counts[places[feed.seq.seq_id]] > level + 1
+            ]
+            if not left:
+                break
+            going = [going[i] for i in left]
+            logits, outputs = self._head.forward(
+                self._rows.cache,
+                [levels[i][-1].token_ids[0] for i in left],
+                outputs[left],
+                [Segment(f.row, f.start + len(f.token_ids) + level, 1) for f in going],
+                range(len(left)),
+            )
+        return found
 
     def trees(
         self, seqs: List[Sequence], max_nodes: List[int], max_depths: List[int], top_k: int

@@ -43,6 +43,14 @@ class TrainedDraft:
         return make_options(drafter_class(self.method), values)
 
 
+def chosen_draft(model: Any, num_tokens: int, target: LoadedModel) -> TrainedDraft | None:
+    """What is to draft at most `num_tokens` tokens beside lookups: the draft that a user named, or
+    by default the one that comes with this package."""
+    if num_tokens == 0:
+        return None
+    return bundled_for(target) if model is None else given_draft(model)
+
+
 def given_draft(model: Any) -> TrainedDraft | None:
     """The draft that a user named: a directory, a model's alias, a loaded model or an open EAGLE
     head; None for "none" and for nothing. Raises ModelError for a directory of another kind."""
