@@ -26,6 +26,7 @@ from rich.console import Console
 
 from outpace import LLM
 from outpace.errors import OptionError, OutpaceError
+from outpace.files import check_writable
 from outpace.heads.bundled import named_draft
 from outpace.heads.kinds import detect_kind
 from outpace.heads.target_parts import TargetParts
@@ -44,7 +45,6 @@ from outpace.training.trainees import DraftSettings, captured_layers, make_train
 
 PLAIN_WIDTH = 150
 GREEDY = SamplingMix(((0.0, 1.0),))
-ALL = "all prompts"
 COLUMNS = "mean of columns"
 
 
@@ -87,6 +87,8 @@ class Replay:
         self._context = min(wanted, self._target.max_len)
         options.work_dir.mkdir(parents=True, exist_ok=True)
         self.answers = self._answers()
+        if not self.answers:
+            raise OptionError(f"no prompt has at most {options.max_prompt_tokens} tokens")
 
     def _answers(self) -> list[Answer]:
         options, target = self._options, self._target
@@ -113,7 +115,7 @@ class Replay:
             )
 
     def evaluated(self, directories: Sequence[Path]) -> Iterator[dict[str, Evaluation]]:
-        """For each draft, by column, in the order of the prompts, and over all of them."""
+        """For each draft, by column, in the order of the prompts."""
         drafts = [DraftSettings(kind=detect_kind(path), init=path) for path in directories]
         for settings in drafts:
             settings.check(self._parts)
@@ -125,13 +127,13 @@ class Replay:
             yield self._evaluate(directory, settings, store, columns)
 
     def _columns(self, store: FeatureStore) -> dict[str, list[int]]:
-        """The sequences of each, and of all."""
+        """The sequences of each."""
         keys = {answer.key for answer in self.answers}
         columns: dict[str, list[int]] = {}
         for index in range(len(store)):
             if store.key(index) in keys:
                 columns.setdefault(store.source(index), []).append(index)
-        return columns | {ALL: [index for indices in columns.values() for index in indices]}
+        return columns
 
     def _evaluate(
         self,
@@ -168,17 +170,19 @@ class Replay:
 
 
 def directory_of(name: str) -> Path:
-    """Raises OptionError for what is neither a directory nor a draft of the package."""
+    """Raises OptionError for what is neither a directory nor a draft of the package, and ModelError
+    for a directory without a draft: before half an hour of answers."""
     path = Path(name)
     found = path if path.is_dir() else named_draft(name)
     if found is None:
         raise OptionError(f"{name!r} is no directory, nor a draft that comes with this package")
+    detect_kind(found)
     return found
 
 
 def means(found: dict[str, Evaluation]) -> tuple[float, ...]:
     """Acceptance length at K = 1, 2, ...: the mean of the columns, each counting alike."""
-    columns = [each.tokens_per_cycle for name, each in found.items() if name != ALL]
+    columns = [each.tokens_per_cycle for each in found.values()]
     return tuple(sum(lengths) / len(columns) for lengths in zip(*columns, strict=True))
 
 
@@ -241,6 +245,8 @@ def main() -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     try:
+        if options.json is not None:
+            check_writable(options.json)
         run(options, [directory_of(name) for name in options.draft])
     except OutpaceError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -14,7 +14,7 @@ import numpy as np
 from tiny import layer_kind
 
 from outpace.cache import CopyableRows
-from outpace.heads.base import Chooser, HeadDraft
+from outpace.heads.base import BEST, Chooser, HeadDraft
 from outpace.heads.config import EagleConfig
 from outpace.models.attention import Segment
 
@@ -167,19 +167,27 @@ class FakeHead:
         features: np.ndarray,
         counts: List[int],
         choosers: List[Chooser],
+        *,
+        width: int = 0,
     ) -> HeadDraft:
         assert sum(map(len, pending)) == len(features)
+        assert not width or all(chooser is BEST for chooser in choosers)
         x = self.fuse(features)
-        token_ids, q, at = [], [], 0
+        token_ids, q, ranked, at = [], [], [], 0
         for i, row in enumerate(rows):
             tokens, end = list(pending[i]), at + len(pending[i])
-            chain, laws = self._chain(
+            chain, laws, logits = self._chain(
                 cache, row, starts[i], tokens, x[at:end], counts[i], choosers[i]
             )
             token_ids.append(chain)
             q.append(np.stack(laws) if laws else None)
+            ranked += [[self._best(row, width) for row in logits]] if width else []
             at = end
-        return HeadDraft(token_ids, q)
+        return HeadDraft(token_ids, q, ranked)
+
+    def _best(self, logits: np.ndarray, width: int) -> tuple[list[int], list[float]]:
+        best = np.argsort(-logits, kind="stable")[:width]
+        return self.draft_token_ids[best].tolist(), softmax(logits)[best].tolist()
 
     def _chain(
         self,
@@ -190,11 +198,13 @@ class FakeHead:
         x: np.ndarray,
         count: int,
         chooser: Chooser,
-    ) -> tuple[list[int], list[np.ndarray]]:
+    ) -> tuple[list[int], list[np.ndarray], list[np.ndarray]]:
+        """A chain's tokens, the distributions of those drawn, and the logits of all."""
         assert count > 0
         assert tokens
         chain: list[int] = []
         laws: list[np.ndarray] = []
+        seen: list[np.ndarray] = []
         while True:
             segments = [Segment(row, start, len(tokens))]
             logits, outputs = self.forward(cache, tokens, x, segments, [len(tokens) - 1])
@@ -206,8 +216,9 @@ class FakeHead:
                 choice, law = self._drawn(logits[0], chooser.temperature, coin)
                 laws.append(law)
             chain.append(int(self.draft_token_ids[choice]))
+            seen.append(logits[0])
             if len(chain) == count:
-                return chain, laws
+                return chain, laws, seen
             start, tokens, x = start + len(tokens), chain[-1:], outputs[-1:]
 
     def _drawn(self, logits: np.ndarray, temperature: float, coin: float) -> tuple[int, np.ndarray]:

@@ -12,8 +12,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "acceptance.py"
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *args], capture_output=True, text=True)
+def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 @pytest.mark.model
@@ -29,13 +30,13 @@ def test_a_draft_is_replayed_by_column_and_a_second_run_goes_on(tmp_path: Path) 
     found = json.loads(file.read_text())
     assert found["num_prompts"] == {"a": 1, "b": 2}
     table = found["drafts"]["smollm2-135m-eagle3"]
-    assert list(table) == ["a", "b", "all prompts", "mean of columns"]
-    for column in ("a", "b", "all prompts"):
+    assert list(table) == ["a", "b", "mean of columns"]
+    for column in ("a", "b"):
         lengths = table[column]["tokens_per_cycle"]
         assert 1 <= lengths[0] <= 2
         assert len(lengths) == 3
         assert max(lengths) <= 4
-    assert any(table["all prompts"]["acceptance"])
+    assert any(table["b"]["acceptance"])
 
     answers = next((tmp_path / "work").glob("answers-*.jsonl"))
     written = answers.stat().st_mtime_ns
@@ -44,8 +45,32 @@ def test_a_draft_is_replayed_by_column_and_a_second_run_goes_on(tmp_path: Path) 
     assert json.loads(file.read_text())["drafts"] == found["drafts"]
 
 
-def test_what_is_no_draft_is_refused(tmp_path: Path) -> None:
-    refused = run("--draft", str(tmp_path / "nowhere"))
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--draft", "nowhere"], "nor a draft that comes with this package"),
+        (["--draft", "."], "config.json"),
+        (["--draft", "smollm2-135m-eagle3", "--json", "nowhere/found.json"], "nowhere"),
+    ],
+    ids=["no directory", "no draft in it", "no place for what is found"],
+)
+def test_what_cannot_be_is_refused_before_anything_is_run(
+    tmp_path: Path, args: list[str], said: str
+) -> None:
+    refused = run(*args, "--work-dir", str(tmp_path / "work"), cwd=tmp_path)
     assert refused.returncode == 2
-    assert "nor a draft that comes with this package" in refused.stderr
+    assert said in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.model
+def test_prompts_that_are_all_too_long_are_refused(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "Name three rivers."}))
+    args = ["--draft", "smollm2-135m-eagle3", "--prompts", str(prompts)]
+    args += ["--max-prompt-tokens", "1", "--work-dir", str(tmp_path / "work")]
+    refused = run(*args)
+    assert refused.returncode == 2
+    assert "error: no prompt has at most 1 tokens" in refused.stderr
     assert "Traceback" not in refused.stderr

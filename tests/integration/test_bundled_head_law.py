@@ -60,10 +60,10 @@ class Liar:
 class OtherTemperature(Liar):
     """Draws at twice the temperature that it claims to have drawn at."""
 
-    def draft(self, *args: Any) -> HeadDraft:
+    def draft(self, *args: Any, width: int) -> HeadDraft:
         *others, choosers = args
         warmer = [replace(chooser, temperature=2 * chooser.temperature) for chooser in choosers]
-        made = self._head.draft(*others, warmer)
+        made = self._head.draft(*others, warmer, width=width)
         squares = [law * law for law in made.q if law is not None]
         claims = [square / square.sum(axis=1, keepdims=True) for square in squares]
         return HeadDraft(made.token_ids, list(claims))
@@ -72,13 +72,13 @@ class OtherTemperature(Liar):
 class SecondFromTail(Liar):
     """Draws the second token of a chain from the first twentieth of its distribution alone."""
 
-    def draft(self, *args: Any) -> HeadDraft:
+    def draft(self, *args: Any, width: int) -> HeadDraft:
         *others, choosers = args
         narrowed = [
             replace(chooser, coins=[chooser.coins[0], *(coin / 20 for coin in chooser.coins[1:])])
             for chooser in choosers
         ]
-        drafted: HeadDraft = self._head.draft(*others, narrowed)
+        drafted: HeadDraft = self._head.draft(*others, narrowed, width=width)
         return drafted
 
 

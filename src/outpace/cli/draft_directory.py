@@ -18,9 +18,9 @@ class DraftDirectory(click.ParamType[Path]):
         from outpace.heads.bundled import bundled_names, named_draft
 
         path = Path(value)
-        if path.is_dir():
+        if str(value) and path.is_dir():  # "" would be the current directory
             return path
-        if path.exists():
+        if str(value) and path.exists():
             self.fail(
                 f"{str(value)!r} is a file; a draft is a directory, as `outpace train` makes."
             )

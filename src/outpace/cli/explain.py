@@ -225,6 +225,8 @@ def reason(log: DecisionLog, record: StepRecord, economy: Economy | None) -> str
     plain_s, expected = economy.pass_s[0], record.predicted_tokens
     if request.source == PLAIN:
         return _why_plain(log, economy)
+    if not request.drafted:
+        return f"{source_name(request.source)} named nothing that is worth a row"
     if expected <= 1 or expected * plain_s < record.predicted_s:
         return f"a trial: {source_name(request.source)} has not been asked for long"
     return (
@@ -234,15 +236,21 @@ def reason(log: DecisionLog, record: StepRecord, economy: Economy | None) -> str
 
 
 def _why_plain(log: DecisionLog, economy: Economy) -> str:
-    plain_ms, totals = _ms(economy.pass_s[0]), log.totals.get(economy.trained or PLAIN)
+    plain_ms = _ms(economy.pass_s[0])
     if economy.trained is None or len(economy.draft_s) < 2:
         return f"nothing to copy that is worth more than its rows in {plain_ms} ms passes"
     cost = f"a draft token of {economy.trained} costs {_ms(economy.draft_s[1])} ms"
-    if totals is None or not totals.drafted:
+    drafted, accepted = _tried(log, economy.trained)
+    if not drafted:
         return f"{cost} and was not tried: not worth {plain_ms} ms passes as far as is known"
-    right = _percent(totals.accepted / totals.drafted)
-    tried = f"{right} of {totals.drafted}"
+    tried = f"{_percent(accepted / drafted)} of {drafted}"
     return f"{cost} and was right in {tried}: not worth {plain_ms} ms passes"
+
+
+def _tried(log: DecisionLog, trained: str) -> tuple[int, int]:
+    """Tokens drafted and accepted where the trained drafter had a share in the draft."""
+    shared = [totals for source, totals in log.totals.items() if trained in source.split("+")]
+    return sum(totals.drafted for totals in shared), sum(totals.accepted for totals in shared)
 
 
 def _ms(seconds: float) -> str:

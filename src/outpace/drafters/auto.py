@@ -42,6 +42,7 @@ from outpace.drafters.parts.carrying_out import (
     NOTHING_MADE,
     TRAINED,
     Made,
+    asked_lengths,
     carry_out,
     fit_trees,
     source_names,
@@ -161,6 +162,7 @@ class AutoDrafter(Drafter):
         self._step: _Step | None = None
         self._is_ready: dict[int, bool] = {}  # whether the trained drafter can have features
         self._caught_up: set[int] = set()  # sequences that the trained drafter was asked about
+        self._silent: set[int] = set()  # those about which it said nothing: past its own context
         self._reads_prompts = False  # whether it read whole prompts in this step, once for each
         self._newest_regime = REGIMES[0]
         self._price = 0.0  # tokens that a row of the last step had to be worth
@@ -233,17 +235,15 @@ class AutoDrafter(Drafter):
     ) -> list[Made]:
         started = perf_counter()
         made = carry_out(decided, seqs, offers, ways, self._trained, self._merging)
-        lengths = {
-            seq.seq_id: length
-            for seq, (source, length) in zip(seqs, decided.choices, strict=True)
-            if source == TRAINED and length
-        }
+        lengths = asked_lengths(decided, seqs)
         if lengths:
             self._reads_prompts = not lengths.keys() <= self._caught_up
-            if not self._reads_prompts:
+            self._caught_up |= lengths.keys()
+            silent = {seq.seq_id for seq, m in zip(seqs, made, strict=True) if not m.by_trained}
+            self._silent |= lengths.keys() & silent
+            if not self._reads_prompts and not lengths.keys() & silent:
                 seconds = perf_counter() - started
                 self._draft_costs.observe(len(lengths), max(lengths.values()), seconds)
-            self._caught_up |= lengths.keys()
         return made
 
     def _fit_trees(
@@ -277,7 +277,7 @@ class AutoDrafter(Drafter):
             if not verdict.token_ids:
                 continue
             if seq.seq_id in self._is_ready:
-                self._is_ready[seq.seq_id] = True
+                self._is_ready[seq.seq_id] = seq.seq_id not in self._silent
             if made is not NOTHING_MADE:
                 self._learn(seq, made, verdict)
             source = self._names[made.source]
@@ -373,6 +373,7 @@ class AutoDrafter(Drafter):
         self._made.pop(seq.seq_id, None)
         self._copying.pop(seq.seq_id, None)
         self._caught_up.discard(seq.seq_id)
+        self._silent.discard(seq.seq_id)
         if self._is_ready.pop(seq.seq_id, None) is not None:
             for learner in self._learners:
                 learner.release(seq.seq_id)

@@ -121,7 +121,7 @@ class MedusaDrafter(Drafter):
         import numpy as np
 
         from outpace.drafters.parts.product_tree import likeliest_paths
-        from outpace.drafters.parts.top_tokens import top_log_probs
+        from outpace.heads.top_tokens import top_log_probs
 
         best, log_probs = top_log_probs(logits, min(self._top_k, num_nodes))
         # Rounding may lift one above 0, and paths must not gain by growing.

@@ -22,8 +22,8 @@ from outpace.drafters.base import (
     path_limit,
 )
 from outpace.drafters.parts.static_tree import best_first
-from outpace.drafters.parts.top_tokens import top_tokens
 from outpace.errors import OptionError
+from outpace.heads.top_tokens import top_tokens
 from outpace.types import Draft, Scores, Sequence, Verdict
 
 ACCEPTANCE_BY_RANK = (0.45, 0.12, 0.06, 0.034, 0.028, 0.019, 0.015, 0.009)

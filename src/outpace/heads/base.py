@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from outpace.cache import CopyableRows
@@ -52,11 +52,14 @@ class HeadDraft:
 
     token_ids: target ids. q: for each token the distribution that it was drawn from, over the
     *draft* vocabulary, [draft_vocab_size] float32 that sums to 1; None for a sequence whose tokens
-    were not drawn.
+    were not drawn. ranked: if asked for, for each token the likeliest ones at its place, itself
+    first, then the lowest id first among equals: their target ids, and their probabilities in the
+    softmax of the head's logits.
     """
 
     token_ids: list[list[int]]
     q: list[Float32[np.ndarray, "steps Vd"] | None]
+    ranked: list[list[tuple[list[int], list[float]]]] = field(default_factory=list)
 
 
 class EagleRunner(Protocol):
@@ -111,11 +114,15 @@ class EagleRunner(Protocol):
         features: Float32[np.ndarray, "n F"],
         counts: List[int],
         choosers: List[Chooser],
+        *,
+        width: int = 0,
     ) -> HeadDraft:
         """Chains for several sequences, on the native path in one call.
 
         Feeds `pending[i]` (at least one token; `features` holds the target's rows for them, to be
         fused, one sequence after the other) from slot `starts[i]` of row `rows[i]`, then the
         drafted tokens but the last, each with the output of the column before it; `counts[i]`
-        tokens (at least one) are drafted, as `choosers[i]` says.
+        tokens (at least one) are drafted, as `choosers[i]` says. width: how many tokens are ranked
+        for each place, or all where the draft vocabulary has fewer; 0: none. With a width every
+        chooser is `BEST`.
         """

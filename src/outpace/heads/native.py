@@ -146,11 +146,13 @@ class NativeEagle:
         features: Float32[np.ndarray, "n F"],
         counts: List[int],
         choosers: List[Chooser],
+        *,
+        width: int = 0,
     ) -> HeadDraft:
-        """See `EagleRunner.draft`. Raises ModelError where logits that a token is drawn from are
-        not finite."""
+        """See `EagleRunner.draft`. Raises ModelError where logits that a token is drawn from, or
+        that are ranked, are not finite."""
         assert isinstance(cache, NativeRows)
-        drafted, drawn_from = self._model.draft_chains(
+        drafted, drawn_from, ranked = self._model.draft_chains(
             cache.memory,
             [
                 _chain(row, start, len(ids), count, chooser)
@@ -161,6 +163,7 @@ class NativeEagle:
             [token_id for ids in pending for token_id in ids],
             self._fusion.normed(features),
             has_features=self._fusion.fc is not None,
+            width=min(width, self.config.draft_vocab_size),
         )
         q: list[Any] = []
         first = 0
@@ -170,7 +173,7 @@ class NativeEagle:
                 first += count
             else:
                 q.append(None)
-        return HeadDraft(drafted, q)
+        return HeadDraft(drafted, q, ranked)
 
 
 def _chain(row: int, start: int, num_pending: int, count: int, chooser: Chooser) -> Chain:

@@ -13,6 +13,7 @@ from outpace.cache import CopyableRows, KVCache
 from outpace.heads.base import Chooser, HeadDraft
 from outpace.heads.config import EagleConfig
 from outpace.heads.eagle import EagleModule
+from outpace.heads.top_tokens import top_log_probs
 from outpace.models.attention import AttentionPlan, Segment
 from outpace.models.config import LayerKind, ModelConfig
 from outpace.models.decoder import Decoder
@@ -108,10 +109,13 @@ class TorchEagle:
         features: Float32[np.ndarray, "n F"],
         counts: List[int],
         choosers: List[Chooser],
+        *,
+        width: int = 0,
     ) -> HeadDraft:
         """See `EagleRunner.draft`. Sequences advance together until each has its count."""
         drafted: list[list[int]] = [[] for _ in rows]
         claims: list[list[Float32[np.ndarray, " Vd"]]] = [[] for _ in rows]
+        ranked: list[list[tuple[list[int], list[float]]]] = [[] for _ in rows if width]
         feeds, next_slots = [list(tokens) for tokens in pending], list(starts)
         going, inputs = list(range(len(rows))), self._tensor(self.fuse(features))
         while going:
@@ -123,13 +127,18 @@ class TorchEagle:
                 index, q = choose(logits, choosers[i], len(drafted[i]))
                 if q is not None:
                     claims[i].append(q)
+                if width:
+                    (best,), (log_probs,) = top_log_probs(logits[None], width)
+                    token_ids = self.draft_token_ids[best].tolist()
+                    ranked[i].append((token_ids, np.exp(log_probs).tolist()))
                 drafted[i].append(int(self.draft_token_ids[index]))
                 next_slots[i] += len(feeds[i])
                 feeds[i] = drafted[i][-1:]
             unfinished = [n for n, i in enumerate(going) if len(drafted[i]) < counts[i]]
             inputs = self._network.next_input(outputs[unfinished])
             going = [going[n] for n in unfinished]
-        return HeadDraft(drafted, [np.stack(claim) if claim else None for claim in claims])
+        laws = [np.stack(claim) if claim else None for claim in claims]
+        return HeadDraft(drafted, laws, ranked)
 
     def _columns(
         self,

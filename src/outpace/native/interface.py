@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 ERROR_BYTES = 256
 
 
@@ -181,6 +181,15 @@ class ChainStruct(ctypes.Structure):
     )
 
 
+class RankingStruct(ctypes.Structure):
+    _fields_ = (
+        ("width", c_int32),
+        ("reserved", c_int32),
+        ("token_ids", c_void_p),
+        ("chances", c_void_p),
+    )
+
+
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "op_linear": LinearStruct,
     "op_norm": NormStruct,
@@ -190,6 +199,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "op_segment": SegmentStruct,
     "op_batch": BatchStruct,
     "op_chain": ChainStruct,
+    "op_ranking": RankingStruct,
 }
 
 # Addresses are passed as plain integers: ctypes converts those fastest.
@@ -216,7 +226,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "op_forward": (c_int32, (_P, _P, _P, _P)),
     "op_layer_forward": (c_int32, (_P, _P, c_int32, _P, _P, _P)),
     "op_draft": (c_int32, (_P, _P, c_int32, _P, _P, _P, _P, _P, c_int32, _P, _P)),
-    "op_eagle_draft": (c_int32, (_P, _P, c_int32, _P, _P, _P, c_int32, _P, _P, _P, _P)),
+    "op_eagle_draft": (c_int32, (_P, _P, c_int32, _P, _P, _P, c_int32, _P, _P, _P, _P, _P)),
 }
 
 

@@ -171,6 +171,22 @@ def test_reasons() -> None:
     assert why.strip() == "there was no room for a draft"
 
 
+def test_a_tree_of_two_drafters_counts_as_a_try_of_the_trained_one() -> None:
+    log = DecisionLog()
+    log.add(record(0, "suffix+eagle3", 4, 1))
+    log.add(record(1))
+    assert "was right in 25 % of 4" in reason(log, record(1), ECONOMY)
+    log.add(record(2, "eagle3", 4, 3))
+    log.add(record(3, "suffix", 8, 0))
+    assert "was right in 50 % of 8" in reason(log, record(1), ECONOMY)
+
+
+def test_a_drafter_that_was_asked_in_vain_was_asked() -> None:
+    """Nothing that it named was worth a row: that is no trial, which comes after a long pause."""
+    asked = record(0, "eagle3", 0, 0, predicted=(1.0, 0.0053))
+    assert reason(DecisionLog(), asked, ECONOMY) == "eagle3 named nothing that is worth a row"
+
+
 def test_a_reason_is_said_once() -> None:
     lines = decision_lines(filled(), ECONOMY)
     assert sum(line.startswith("  step") for line in lines) == 8

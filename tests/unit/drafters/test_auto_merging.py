@@ -48,9 +48,14 @@ def _rows_are_free(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def open_llm(**options: Any) -> LLM:
+def open_llm(head_len: int = 256, **options: Any) -> LLM:
+    """head_len: the head's own context."""
     config = head_config(
-        vocab_size=96, draft_vocab_size=94, feature_layers=(0, 1, 2), target_hidden_size=32
+        vocab_size=96,
+        draft_vocab_size=94,
+        feature_layers=(0, 1, 2),
+        target_hidden_size=32,
+        max_len=head_len,
     )
     speculative = {"method": "auto", "model": FakeHead(config, seed=3, sharpness=2.0)}
     return LLM(TARGET, speculative_config=speculative, **options)
@@ -136,6 +141,20 @@ def test_a_request_with_a_grammar_gets_chains() -> None:
         assert takes(free)
         assert not takes(bound)
         assert not takes(Sequence(2, [1, 2], 2, SEEDED))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_past_the_heads_context_the_lookup_goes_on_alone(params: SamplingParams) -> None:
+    """A head that has nothing to say is asked once, and not given as the source of copies."""
+    copying = [PROMPTS[0] + PROMPTS[0]]
+    with plain_llm(TARGET) as llm:
+        wanted = run(llm, params, copying)
+    with open_llm(head_len=40, max_num_seqs=1) as llm:
+        assert run(llm, params, copying) == wanted
+        totals, records = llm.decisions.totals, llm.decisions.tail(4096)
+    assert totals.keys() == {"suffix", "none"}
+    assert totals["suffix"].steps > 10
+    assert sum(not r.requests[0].drafted and r.predicted_tokens > 1.1 for r in records) <= 1
 
 
 def test_sampled_requests_beside_greedy_ones_keep_their_q() -> None:

@@ -148,7 +148,7 @@ inline void check_eagle_draft(EagleHead &head, const char *path, const Pool &poo
   std::vector<int32_t> drafted(12, -1);
   const int status =
       op_eagle_draft(head.model, head.cache, 3, chains.data(), ids.data(), given.data(), has_features,
-                     noise.data(), drafted.data(), q.data(), error);
+                     noise.data(), drafted.data(), q.data(), nullptr, error);
   CHECK(status >= 0, "%s", error);
   size_t first = 0;
   for (size_t seq = 0; seq < chains.size(); seq++) {
@@ -171,6 +171,65 @@ inline void check_eagle_draft(EagleHead &head, const char *path, const Pool &poo
   }
 }
 
+// Of one place, from the logits of a single pass.
+inline void check_ranking(const EagleHead &head, const std::vector<float> &logits, int32_t width,
+                          const int32_t *ranked, const float *chances) {
+  std::vector<size_t> order(logits.size());
+  for (size_t i = 0; i < order.size(); i++) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  double total = 0.0;
+  for (float logit : logits) total += std::exp((double)logit - logits[order[0]]);
+  for (int32_t i = 0; i < width; i++) {
+    const size_t token = order[(size_t)i];
+    CHECK(ranked[i] == head.draft_ids[token], "number %d is token %d", i, ranked[i]);
+    const double chance = std::exp((double)logits[token] - logits[order[0]]) / total;
+    CHECK(std::fabs(chances[i] - chance) < 1e-6, "number %d has %g, not %g", i, chances[i], chance);
+  }
+}
+
+// Of three greedy sequences the same chains with a ranking as without, and the ranking is that of single
+// passes' logits.
+inline void check_eagle_ranking(EagleHead &head, int32_t width) {
+  constexpr int HIDDEN = EagleHead::HIDDEN, STEPS = 4;
+  char error[OP_ERROR_BYTES];
+  const std::vector<op_chain> chains = {{1, 0, 5, 3, OP_CHOOSE_BEST, 0.0f},
+                                        {0, 0, 1, STEPS, OP_CHOOSE_BEST, 0.0f},
+                                        {2, 0, 2, 1, OP_CHOOSE_BEST, 0.0f}};
+  const std::vector<int32_t> ids = {9, 4, 82, 0, 7, 33, 50, 12};
+  const std::vector<float> x = head.store.random.floats(ids.size() * HIDDEN, 1.0f);
+  std::vector<int32_t> ranked((size_t)(3 * STEPS * width), -1);
+  std::vector<float> chances(ranked.size(), -1.0f);
+  const op_ranking ranking = {width, 0, ranked.data(), chances.data()};
+  std::vector<int32_t> drafted[2];
+  for (int i = 0; i < 2; i++) {
+    drafted[i].assign(3 * STEPS, -1);
+    CHECK(op_eagle_draft(head.model, head.cache, 3, chains.data(), ids.data(), x.data(), 0, nullptr,
+                         drafted[i].data(), nullptr, i ? &ranking : nullptr, error) >= 0,
+          "%s", error);
+  }
+  CHECK(drafted[0] == drafted[1], "a ranking of %d changes what is drafted", width);
+  size_t first = 0;
+  for (size_t seq = 0; seq < chains.size(); seq++) {
+    const size_t count = (size_t)chains[seq].num_pending;
+    std::vector<int32_t> next(&ids[first], &ids[first] + count);
+    std::vector<float> from(&x[first * HIDDEN], &x[first * HIDDEN] + count * HIDDEN);
+    first += count;
+    int start = 0;
+    for (int step = 0; step < STEPS; step++) {
+      const size_t place = seq * STEPS + (size_t)step, begin = place * (size_t)width;
+      if (step >= chains[seq].num_steps) {
+        CHECK(ranked[begin] == -1 && chances[begin] == -1.0f, "a ranking behind sequence %zu", seq);
+        continue;
+      }
+      check_ranking(head, head.feed(next, start, from), width, &ranked[begin], &chances[begin]);
+      CHECK(ranked[begin] == drafted[1][place], "sequence %zu step %d: another is first", seq, step);
+      start += (int)next.size();
+      next = {drafted[1][place]};
+      from.erase(from.begin(), from.end() - HIDDEN);
+    }
+  }
+}
+
 inline void check_eagle_refusals(EagleHead &head, const char *path, const Pool &pool) {
   char error[OP_ERROR_BYTES] = "";
   const auto refused = [&](bool failed, const char *what) {
@@ -183,8 +242,20 @@ inline void check_eagle_refusals(EagleHead &head, const char *path, const Pool &
   const auto draft = [&](int32_t start, const float *from, int32_t choice, float temperature) {
     const op_chain chain = {0, start, 1, 1, choice, temperature};
     return op_eagle_draft(head.model, head.cache, 1, &chain, &zero, from, 0, nullptr, &drafted, nullptr,
+                          nullptr, error) < 0;
+  };
+  const op_noise coin = {0.5};
+  float q[EagleHead::DRAFTED], chance;
+  const auto rank = [&](int32_t width, float *chances, int32_t choice) {
+    const op_chain chain = {0, 0, 1, 1, choice, hot};
+    const op_ranking ranking = {width, 0, &drafted, chances};
+    return op_eagle_draft(head.model, head.cache, 1, &chain, &zero, x, 0, &coin, &drafted, q, &ranking,
                           error) < 0;
   };
+  refused(rank(0, &chance, OP_CHOOSE_BEST), "a ranking of nothing");
+  refused(rank(EagleHead::DRAFTED + 1, &chance, OP_CHOOSE_BEST), "a ranking of more than there are");
+  refused(rank(1, nullptr, OP_CHOOSE_BEST), "a ranking without memory");
+  refused(rank(1, &chance, OP_CHOOSE_DRAWN), "a ranking of what is drawn");
   refused(draft(0, nullptr, OP_CHOOSE_BEST, hot), "a draft that starts from nothing");
   refused(draft(0, x, OP_CHOOSE_DRAWN, hot), "drawing without coins");
   refused(draft(0, x, OP_CHOOSE_RACED, hot), "a race without keys");
@@ -218,6 +289,7 @@ inline void check_eagle_heads(const char *path, const Pool &one, const Pool &thr
       EagleHead head(kind, format, activations, kv_type, format % 2 == 1, path,
                      format % 2 ? one : three);
       check_eagle_draft(head, path, format % 2 ? one : three);
+      for (int32_t width : {1, 3, +EagleHead::DRAFTED}) check_eagle_ranking(head, width);
       if (format == OP_BF16) check_eagle_refusals(head, path, one);
     }
   }

@@ -174,6 +174,20 @@ def test_drafts_that_cannot_be(chain: list[Chain], message: str) -> None:
         model.draft_chains(cache, chain, [3], X)
 
 
+@pytest.mark.parametrize(
+    ("chain", "width", "message"),
+    [
+        (chains(), DRAFTED + 1, "ranking 21 of 20 draft tokens"),
+        (chains(0, Choice.DRAWN, 1.0), 3, "sequence 0 is sampled"),
+    ],
+)
+def test_rankings_that_cannot_be(chain: list[Chain], width: int, message: str) -> None:
+    model = new_model(head_config())
+    cache = NativeCache(model, 1, POSITIONS)
+    with pytest.raises(ModelError, match=message):
+        model.draft_chains(cache, chain, [3], X, width=width)
+
+
 @pytest.mark.parametrize("kind", EagleKind)
 def test_features_without_a_matrix_for_them(kind: EagleKind) -> None:
     model = new_model(head_config(kind))

@@ -52,6 +52,15 @@ class Made:
 NOTHING_MADE = Made(NONE, NO_DRAFT, NO_DRAFT)
 
 
+def asked_lengths(decided: Plan, seqs: List[Sequence]) -> dict[int, int]:
+    """By `seq_id` how many tokens the trained drafter is asked for, of those it is asked about."""
+    return {
+        seq.seq_id: length
+        for seq, (source, length) in zip(seqs, decided.choices, strict=True)
+        if source == TRAINED and length
+    }
+
+
 def carry_out(
     decided: Plan,
     seqs: List[Sequence],
@@ -80,9 +89,14 @@ def carry_out(
     if merging is not None and trees:
         asked = [(seqs[i], offers[i], ways[i].lookup, lengths[i]) for i in trees]
         for i, tree in zip(trees, merging.grow(asked), strict=True):
-            source = MERGED if len(offers[i]) and tree.num_levels else TRAINED
-            made[i] = Made(source, NO_DRAFT, offers[i], tree)
+            made[i] = Made(_source_of(tree, offers[i]), NO_DRAFT, offers[i], tree)
     return made
+
+
+def _source_of(tree: MergedTree, offer: Draft) -> str:
+    if not tree.num_levels:  # the head stayed silent
+        return LOOKUP
+    return MERGED if len(offer) else TRAINED
 
 
 def fit_trees(

@@ -12,8 +12,8 @@ import numpy as np
 from outpace.control.rivals import Ranked
 from outpace.drafters.parts.eagle_rows import EagleRows, Feed, joined
 from outpace.drafters.parts.eagle_tree import CandidateTree
-from outpace.drafters.parts.top_tokens import top_log_probs
-from outpace.heads.base import BEST, Chooser, Race
+from outpace.heads.base import BEST, Chooser, HeadDraft, Race
+from outpace.heads.top_tokens import top_log_probs
 from outpace.models.attention import Segment
 from outpace.types import Draft, Sequence
 from outpace.verification.coupled import choose, noise_key
@@ -84,12 +84,31 @@ class EagleDrafts:
         target will choose at the same position, which makes the two agree more often.
         """
         drafts = [NO_DRAFT] * len(seqs)
+        places, made = self._drafted(seqs, counts)
+        for i, token_ids, q in zip(places, made.token_ids, made.q, strict=True):
+            drafts[i] = Draft(tuple(token_ids), self._over_target(q), self._origin)
+        return drafts
+
+    def ranked(self, seqs: List[Sequence], counts: List[int], width: int) -> list[list[Ranked]]:
+        """For each greedy sequence `counts[i]` levels: the `width` likeliest tokens of a position
+        after the likeliest ones of those before it. So their first tokens are its chain."""
+        found: list[list[Ranked]] = [[] for _ in seqs]
+        places, made = self._drafted(seqs, counts, width)
+        for i, levels in zip(places, made.ranked, strict=True):
+            found[i] = [Ranked(*level) for level in levels]
+        return found
+
+    def _drafted(
+        self, seqs: List[Sequence], counts: List[int], width: int = 0
+    ) -> tuple[list[int], HeadDraft]:
+        """Which of the sequences have a count above 0, and the head's drafts for these; width: see
+        `EagleRunner.draft`."""
         places = {seq.seq_id: i for i, seq in enumerate(seqs) if counts[i] > 0}
         if not places:
-            return drafts
+            return [], HeadDraft([], [])
         feeds = self._rows.feeds([seqs[i] for i in places.values()])
         sizes = [counts[places[feed.seq.seq_id]] for feed in feeds]
-        drafted = self._head.draft(
+        made = self._head.draft(
             self._rows.cache,
             [feed.row for feed in feeds],
             [feed.start for feed in feeds],
@@ -97,12 +116,10 @@ class EagleDrafts:
             joined(feeds),
             sizes,
             [self._chooser(feed.seq, size) for feed, size in zip(feeds, sizes, strict=True)],
+            width=width,
         )
         self._rows.claim(feeds)
-        for feed, token_ids, q in zip(feeds, drafted.token_ids, drafted.q, strict=True):
-            draft = Draft(tuple(token_ids), self._over_target(q), self._origin)
-            drafts[places[feed.seq.seq_id]] = draft
-        return drafts
+        return [places[feed.seq.seq_id] for feed in feeds], made
 
     def _chooser(self, seq: Sequence, count: int) -> Chooser:
         params = seq.params
@@ -158,37 +175,6 @@ class EagleDrafts:
         )
         self._rows.claim(feeds)
         return logits, outputs[last]
-
-    def ranked(self, seqs: List[Sequence], counts: List[int], width: int) -> list[list[Ranked]]:
-        """For each sequence `counts[i]` levels: the `width` likeliest tokens of each position after
-        the likeliest ones of those before it. So their first tokens are the greedy chain."""
-        found: list[list[Ranked]] = [[] for _ in seqs]
-        places = {seq.seq_id: i for i, seq in enumerate(seqs) if counts[i] > 0}
-        if not places:
-            return found
-        going = self._rows.feeds([seqs[i] for i in places.values()])
-        logits, outputs = self._feed_all(going)
-        for level in range(max(counts)):
-            best, chances = top_log_probs(logits, width)
-            levels = [found[places[feed.seq.seq_id]] for feed in going]
-            for own, token_ids, row in zip(
-                levels, self._target_ids[best].tolist(), np.exp(chances).tolist(), strict=True
-            ):
-                own.append(Ranked(token_ids, row))
-            left = [
-                i for i, feed in enumerate(going) if counts[places[feed.seq.seq_id]] > level + 1
-            ]
-            if not left:
-                break
-            going = [going[i] for i in left]
-            logits, outputs = self._head.forward(
-                self._rows.cache,
-                [levels[i][-1].token_ids[0] for i in left],
-                outputs[left],
-                [Segment(f.row, f.start + len(f.token_ids) + level, 1) for f in going],
-                range(len(left)),
-            )
-        return found
 
     def trees(
         self, seqs: List[Sequence], max_nodes: List[int], max_depths: List[int], top_k: int

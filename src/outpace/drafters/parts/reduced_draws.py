@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outpace.drafters.parts.top_tokens import top_tokens
+from outpace.heads.top_tokens import top_tokens
 from outpace.sampling import History, draw
 from outpace.sampling.filters import distribution
 from outpace.types import Sequence

@@ -21,6 +21,7 @@ struct DraftJob {
   bool has_features;
   const op_noise *noise;
   float *q;
+  const op_ranking *ranking;
 };
 
 bool check_draft(const DraftJob &job, const op_cache *cache, char *error) {
@@ -36,6 +37,18 @@ bool check_draft(const DraftJob &job, const op_cache *cache, char *error) {
       return fail(error, "sequence %d: drafting to slot %lld of a cache for %d tokens", i,
                   (long long)end - 1, cache->capacity);
   }
+  return true;
+}
+
+bool check_ranking(const op_model &model, const DraftJob &job, char *error) {
+  if (!job.ranking) return true;
+  const op_ranking &ranking = *job.ranking;
+  if (ranking.width < 1 || ranking.width > model.config.num_logits)
+    return fail(error, "ranking %d of %d draft tokens", ranking.width, model.config.num_logits);
+  if (!ranking.token_ids || !ranking.chances) return fail(error, "no memory for what is ranked");
+  for (int i = 0; i < job.num_seqs; i++)
+    if (job.chains[i].choice != OP_CHOOSE_BEST)
+      return fail(error, "sequence %d is sampled; tokens are ranked where the likeliest is chosen", i);
   return true;
 }
 
@@ -146,24 +159,31 @@ class Draft {
     fill_draws(step);
   }
 
-  // Logits of drawn tokens go where their q is to be; those of a race are of no use after it.
+  // Logits of drawn tokens go where their q is to be; those that are raced or ranked are of no use after it.
   void fill_draws(int32_t step) {
     const size_t num_logits = (size_t)model_.config.num_logits;
     draws_.clear();
-    raced_.resize((size_t)job_.num_seqs * num_logits * (job_.noise ? 1 : 0));
+    logits_.resize((size_t)job_.num_seqs * num_logits * (job_.noise || job_.ranking ? 1 : 0));
     float *q = job_.q;
     for (int32_t i = 0; i < job_.num_seqs; i++) {
       const op_chain &chain = job_.chains[i];
       const bool drawn = chain.choice == OP_CHOOSE_DRAWN;
       if (step < chain.num_steps) {
-        Draw draw = {chain.choice, chain.temperature, {0.0}, nullptr};
+        Draw draw = {chain.choice, chain.temperature, {0.0}, nullptr, {}};
         if (drawn) draw.row = q + (size_t)step * num_logits;
-        if (chain.choice == OP_CHOOSE_RACED) draw.row = raced_.data() + (size_t)i * num_logits;
-        if (draw.row) draw.noise = job_.noise[place(i, step)];
+        if (chain.choice == OP_CHOOSE_RACED || job_.ranking)
+          draw.row = logits_.data() + (size_t)i * num_logits;
+        if (chain.choice != OP_CHOOSE_BEST) draw.noise = job_.noise[place(i, step)];
+        if (job_.ranking) draw.ranking = ranking_of(place(i, step));
         draws_.push_back(draw);
       }
       if (drawn) q += (size_t)chain.num_steps * num_logits;
     }
+  }
+
+  op_ranking ranking_of(int64_t place) const {
+    const int32_t width = job_.ranking->width;
+    return {width, 0, job_.ranking->token_ids + place * width, job_.ranking->chances + place * width};
   }
 
   op_batch make_batch() {
@@ -201,7 +221,7 @@ class Draft {
   const int32_t max_steps_;
   std::vector<int32_t> token_ids_, logit_rows_, seqs_, best_;
   std::vector<op_segment> segments_;
-  std::vector<float> x_, outputs_, raced_;
+  std::vector<float> x_, outputs_, logits_;
   std::vector<int32_t> last_column_;  // of each sequence in the newest pass
   std::vector<Draw> draws_;
 };
@@ -221,7 +241,7 @@ int32_t op_draft(op_model *model, op_cache *cache, int32_t num_seqs, const int32
     for (int32_t i = 0; rows && starts && num_pending && num_steps && i < num_seqs; i++)
       chains.push_back({rows[i], starts[i], num_pending[i], num_steps[i], OP_CHOOSE_BEST, 0.0f});
     const DraftJob job = {(int32_t)chains.size(), chains.data(), pending_ids, num_layers, drafted,
-                          nullptr,                false,         nullptr,     nullptr};
+                          nullptr,                false,         nullptr,     nullptr,    nullptr};
     if (!check_draft(job, cache, error)) return false;
     if (model->config.eagle) return fail(error, "op_draft with an EAGLE head; use op_eagle_draft");
     return Draft(*model, cache, job).run(error);
@@ -230,12 +250,13 @@ int32_t op_draft(op_model *model, op_cache *cache, int32_t num_seqs, const int32
 
 int32_t op_eagle_draft(op_model *model, op_cache *cache, int32_t num_seqs, const op_chain *chains,
                        const int32_t *pending_ids, const float *start_from, int32_t has_features,
-                       const op_noise *noise, int32_t *drafted, float *q, char *error) {
+                       const op_noise *noise, int32_t *drafted, float *q,
+                       const op_ranking *ranking, char *error) {
   return guarded(error, [&] {
     Turn turn(*model, error);
-    const DraftJob job = {num_seqs,   chains,          pending_ids, 0, drafted,
-                          start_from, has_features != 0, noise,       q};
+    const DraftJob job = {num_seqs,   chains,            pending_ids, 0, drafted,
+                          start_from, has_features != 0, noise,       q, ranking};
     return turn.taken() && check_draft(job, cache, error) && check_choices(*model, job, error) &&
-           Draft(*model, cache, job).run(error);
+           check_ranking(*model, job, error) && Draft(*model, cache, job).run(error);
   });
 }

@@ -1,4 +1,5 @@
-// Choosing a token by softmax(logits / temperature): drawn by a coin, or the winner of a race.
+// Choosing a token by softmax(logits / temperature): drawn by a coin, or the winner of a race; and
+// the likeliest ones, ranked.
 #pragma once
 
 #include <cmath>
@@ -104,6 +105,46 @@ static inline int race(const float *x, int n, float greatest, float temperature,
     }
   }
   return winner;
+}
+
+// Indices of the `count` greatest of n values, greatest first, the lowest first among equals.
+static inline void find_greatest(const float *x, int n, int count, int32_t *found) {
+  int num_found = 0;
+  for (int i = 0; i < n; i++) {
+    if (num_found == count && !(x[i] > x[found[count - 1]])) continue;
+    int place = num_found < count ? num_found++ : count - 1;
+    for (; place > 0 && x[i] > x[found[place - 1]]; place--) found[place] = found[place - 1];
+    found[place] = i;
+  }
+}
+
+// Sum of e^(x - greatest), as many side by side as a vector holds.
+static inline double sum_of_exponentials(const float *x, int n, float greatest) {
+  double total = 0.0;
+  for (int begin = 0; begin < n; begin += RUN) {
+    const int end = n - begin < RUN ? n : begin + RUN;
+    vf sums = set1(0.0f);
+    int i = begin;
+    for (; i + LANES <= end; i += LANES) sums = sums + vexp(load(x + i) - set1(greatest));
+    total += sum(sums);
+    for (; i < end; i++) total += std::exp(x[i] - greatest);
+  }
+  return total;
+}
+
+// Fills a ranking from its row of n logits, of the tokens `ids`. False where they are not finite. A few
+// probabilities are needed, not a softmax written in full, which takes twice as long as all of this.
+static inline bool rank(const Draw &draw, int n, float greatest, const int32_t *ids) {
+  const op_ranking &ranking = draw.ranking;
+  const double total = sum_of_exponentials(draw.row, n, greatest);
+  if (!(total >= 1.0 && total <= n)) return false;
+  find_greatest(draw.row, n, ranking.width, ranking.token_ids);
+  for (int i = 0; i < ranking.width; i++) {
+    const int index = ranking.token_ids[i];
+    ranking.chances[i] = (float)(std::exp((double)draw.row[index] - greatest) / total);
+    ranking.token_ids[i] = ids[index];
+  }
+  return true;
 }
 
 // The token that `draw`, not the argmax, says; its row holds n logits, of the tokens `ids`. -1 where they

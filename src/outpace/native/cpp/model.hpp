@@ -110,12 +110,14 @@ static inline unsigned char *cached_head(const op_cache &cache, int layer, int r
 }
 
 // How a logit row's token is chosen, see op_eagle_draft. The logits are written to `row` unless it is NULL;
-// of a drawn token they become q there. A row that should be finite and is not has the best -1.
+// of a drawn token they become q there. ranking: of this row alone, none if its width is 0. A row that should
+// be finite and is not has the best -1.
 struct Draw {
   int32_t choice;
   float temperature;
   op_noise noise;
   float *row;
+  op_ranking ranking;
 };
 
 // One pass, planned. Everything is checked before it comes here.

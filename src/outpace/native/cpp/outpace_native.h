@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 #define OP_API __attribute__((visibility("default")))
-#define OP_ABI_VERSION 4
+#define OP_ABI_VERSION 5
 #define OP_ERROR_BYTES 256
 
 /* Weight formats. The three packed ones are GGUF's: blocks of 32 along `in`. */
@@ -248,14 +248,25 @@ typedef struct {
  *                   weight is not below e^-12 of the greatest
  *
  * noise: [num_seqs][max_steps], the coin or key of each token (or NULL without any). q: [num_logits] for each
- * drawn token, one sequence after the other. Fails where logits that are not only compared are not finite. */
+ * drawn token, one sequence after the other. ranking: what the tokens were chosen from, or NULL; needs
+ * OP_CHOOSE_BEST of every sequence. Fails where logits that are not only compared are not finite. */
 typedef union {
   double coin;
   uint64_t key;
 } op_noise;
+/* Of each draft token the `width` (1 .. num_logits) likeliest ones at its place, likeliest first, the lowest
+ * index first among equals: it leads them itself. token_ids [num_seqs][max_steps][width]: ids of the model's
+ * vocabulary. chances, of the same shape: softmax(logits). */
+typedef struct {
+  int32_t width;
+  int32_t reserved;
+  int32_t *token_ids;
+  float *chances;
+} op_ranking;
 OP_API int32_t op_eagle_draft(op_model *model, op_cache *cache, int32_t num_seqs, const op_chain *chains,
                               const int32_t *pending_ids, const float *start_from, int32_t has_features,
-                              const op_noise *noise, int32_t *drafted, float *q, char *error);
+                              const op_noise *noise, int32_t *drafted, float *q,
+                              const op_ranking *ranking, char *error);
 
 #ifdef __cplusplus
 }

@@ -323,8 +323,13 @@ struct Worker {
         best = shared.threads[t].best[row];
         id = shared.threads[t].best_ids[row];
       }
-    if (!pass.draws || pass.draws[row].choice == OP_CHOOSE_BEST) return id == INT32_MAX ? 0 : id;
-    return chosen(pass.draws[row], config.num_logits, best, config.eagle->draft_ids);
+    if (id == INT32_MAX) id = 0;
+    if (!pass.draws) return id;
+    const Draw &draw = pass.draws[row];
+    const int32_t *ids = config.eagle->draft_ids;
+    if (draw.choice != OP_CHOOSE_BEST) return chosen(draw, config.num_logits, best, ids);
+    const bool ranks = draw.ranking.width > 0;
+    return ranks && !rank(draw, config.num_logits, best, ids) ? -1 : id;
   }
 
   void run() {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.drafters.parts import top_tokens as module
-from outpace.drafters.parts.top_tokens import top_tokens
+from outpace.heads import top_tokens as module
+from outpace.heads.top_tokens import top_tokens
 
 
 def by_sorting(logits: np.ndarray, k: int) -> list[list[int]]:
