@@ -70,10 +70,11 @@ def closing_table(sections: Sequence[tuple[str, Sequence[Row]]]) -> Table:
     shares = [row.found.shares or {} for _, rows in sections for row in rows]
     sources = list(dict.fromkeys(source for found in shares for source in found))
     sources.sort(key=lambda source: source == "plain")
-    table = Table(title="Plain decoding and auto", box=HORIZONTALS, padding=(0, 0, 0, 1))
+    table = Table(title="Plain decoding and auto", box=HORIZONTALS, padding=0)
     table.add_column("\ntask", no_wrap=True)
     headings = ["plain\ntok/s", "auto\ntok/s", "\nratio", "tokens\n/ pass", "same\nids"]
-    for heading in [*headings, *(f"{source}\nsteps" for source in sources)]:
+    shared = [source.replace("+", "\n+") for source in sources]  # so that the table fits
+    for heading in [*headings, *(f"{source}\nsteps" for source in shared)]:
         table.add_column(heading, justify="right", no_wrap=True)
     for heading, rows in sections:
         table.add_row(f"[bold]{heading}[/bold]")

@@ -59,6 +59,15 @@ def test_the_table_fits_a_terminal_and_says_what_was_found() -> None:
     assert "busy" not in text
 
 
+def test_a_source_of_two_drafters_leaves_room_for_the_rest() -> None:
+    shares = {"suffix": 0.25, "eagle3": 0.12, "suffix+eagle3": 0.13, "plain": 0.5}
+    text = shown([("q4_1 (default)", [DEMO["Row"]("copying", found(100, 180, shares=shares))])])
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "q4_1 (default)" in text
+    assert "…" not in text
+    assert rows_of(text)["copying"][-4:] == ["25%", "12%", "13%", "50%"]
+
+
 def test_what_went_wrong_is_not_hidden() -> None:
     odd = {
         "differing": found(100, 150, ids_equal=False),
