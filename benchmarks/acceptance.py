@@ -27,7 +27,7 @@ from rich.console import Console
 from outpace import LLM
 from outpace.errors import OptionError, OutpaceError
 from outpace.files import check_writable
-from outpace.heads.bundled import named_draft
+from outpace.heads.bundled import find_draft
 from outpace.heads.kinds import detect_kind
 from outpace.heads.target_parts import TargetParts
 from outpace.measure.generator import EngineGenerator
@@ -170,12 +170,9 @@ class Replay:
 
 
 def directory_of(name: str) -> Path:
-    """Raises OptionError for what is neither a directory nor a draft of the package, and ModelError
-    for a directory without a draft: before half an hour of answers."""
-    path = Path(name)
-    found = path if path.is_dir() else named_draft(name)
-    if found is None:
-        raise OptionError(f"{name!r} is no directory, nor a draft that comes with this package")
+    """As `find_draft`; and raises ModelError for a directory without a draft: before half an hour
+    of answers."""
+    found = find_draft(name)
     detect_kind(found)
     return found
 

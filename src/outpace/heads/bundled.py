@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outpace.errors import OptionError
 from outpace.heads.binding import read_binding
 from outpace.heads.files import CONFIG, read_config
 
@@ -15,14 +16,21 @@ DRAFTS = Path(__file__).parent.parent / "drafts"
 """A directory for each, named after the target's alias and the method."""
 
 
-def bundled_names() -> list[str]:
-    """The names of all of them."""
-    return sorted(path.parent.name for path in DRAFTS.glob(f"*/{CONFIG}"))
-
-
-def named_draft(name: str) -> Path | None:
-    """The directory of the draft of this name, if there is one."""
-    return DRAFTS / name if name in bundled_names() else None
+def find_draft(name: str) -> Path:
+    """The directory of this name, or else of the bundled draft that is called so. A directory wins,
+    so that what a user made is never passed over. Raises OptionError where there is neither."""
+    path = Path(name)
+    if name and path.is_dir():  # "" would be the current directory
+        return path
+    if name and path.exists():
+        raise OptionError(f"{name!r} is a file; a draft is a directory, as `outpace train` makes")
+    bundled = sorted(path.parent.name for path in DRAFTS.glob(f"*/{CONFIG}"))
+    if name not in bundled:
+        raise OptionError(
+            f"{name!r} does not exist: there is no such directory, nor a draft that comes with "
+            f"this package (those are: {', '.join(bundled)})"
+        )
+    return DRAFTS / name
 
 
 def bundled_draft(parts: TargetParts, algorithm: str) -> Path | None:
