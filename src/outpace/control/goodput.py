@@ -14,6 +14,8 @@ from itertools import accumulate, chain
 from operator import neg, sub
 from typing import NamedTuple
 
+LOOKUP, TRAINED, NONE = "lookup", "trained", "none"
+"""What drafts for a request in a step, as plans call it."""
 RATE_MEMORY = 60
 """How many steps speak for the rate: each counts 1 - 1/60 of the one after it."""
 
@@ -30,7 +32,7 @@ class Ways(NamedTuple):
 class Plan(NamedTuple):
     """What to draft in one step.
 
-    choices: for each request the drafter, "lookup", "trained" or "none", and the draft tokens.
+    choices: for each request what drafts, LOOKUP, TRAINED or NONE, and how many tokens.
     num_tokens: output tokens to be expected of the whole step. seconds: what it should take.
     """
 
@@ -54,7 +56,7 @@ def plan(options: List[Ways], curve: List[float], trained_s: List[float], rate: 
     if len(options) == 1:
         return _plan_one(options[0], curve, trained_s, rate)
     if _is_hopeless(options, curve, rate):
-        return Plan([("none", 0)] * len(options), len(options), curve[0])
+        return Plan([(NONE, 0)] * len(options), len(options), curve[0])
     return _plan_many(options, curve, trained_s, rate)
 
 
@@ -67,21 +69,21 @@ def _is_hopeless(options: List[Ways], curve: List[float], rate: float) -> bool:
 
 
 def _plan_one(ways: Ways, curve: List[float], trained_s: List[float], rate: float) -> Plan:
-    source, length, gained = "none", 0, 0.0
+    source, length, gained = NONE, 0, 0.0
     best = -rate * curve[0]
     gain = 0.0
     for n, probability in enumerate(ways.lookup[: len(curve) - 1], 1):
         gain += probability
         value = gain - rate * curve[n]
         if value > best:
-            best, source, length, gained = value, "lookup", n, gain
+            best, source, length, gained = value, LOOKUP, n, gain
     gain = 0.0
     for n, probability in enumerate(ways.trained[: min(len(curve), len(trained_s)) - 1], 1):
         gain += probability
         value = gain - rate * (curve[n] + trained_s[n])
         if value > best:
-            best, source, length, gained = value, "trained", n, gain
-    seconds = curve[length] + (trained_s[length] if source == "trained" else 0.0)
+            best, source, length, gained = value, TRAINED, n, gain
+    seconds = curve[length] + (trained_s[length] if source == TRAINED else 0.0)
     return Plan([(source, length)], 1 + gained, seconds)
 
 
@@ -189,8 +191,8 @@ def _as_plan(options: List[Ways], mix: _Mix, curve: List[float], trained_s: List
             length += 1
         if trained:
             num_levels = max(num_levels, length)
-        source = "trained" if trained else "lookup"
-        choices.append((source, length) if length else ("none", 0))
+        source = TRAINED if trained else LOOKUP
+        choices.append((source, length) if length else (NONE, 0))
     seconds = curve[mix.num_rows] + trained_s[num_levels]
     return Plan(choices, len(options) + sum(chosen), seconds)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 
 from outpace.control.costs import CostTable, Pace, PassShape
-from outpace.control.goodput import Plan, Rate
+from outpace.control.goodput import NONE, Plan, Rate
 
 FIRST_STRETCH, SHORT_STRETCH = 12, 12
 """Plain steps at the very first, and where it is only to be seen what they cost by now."""
@@ -98,7 +98,7 @@ class Stretches:
 
     def plan(self, num_seqs: int, context: int) -> Plan:
         """A plain step of a stretch."""
-        return Plan([("none", 0)] * num_seqs, num_seqs, self.plain_s(num_seqs, context))
+        return Plan([(NONE, 0)] * num_seqs, num_seqs, self.plain_s(num_seqs, context))
 
     def end(self) -> None:
         """Leave a plain stretch: something has turned up that may be worth drafting. Among many

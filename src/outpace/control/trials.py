@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
-from outpace.control.goodput import Plan, Ways
+from outpace.control.goodput import NONE, TRAINED, Plan, Ways
 from outpace.control.probing import Probing
 
 PROBE_TOKENS = 2
@@ -26,15 +26,15 @@ def with_trials(
     """
     choices, num_tokens = list(decided.choices), decided.num_tokens
     for i, (seq_id, each) in enumerate(zip(seq_ids, ways, strict=True)):
-        if choices[i][0] == "trained":
+        if choices[i][0] == TRAINED:
             continue
         probing.tick(seq_id)
         length = min(PROBE_TOKENS, len(each.trained))
-        if choices[i][0] == "none" and length and probing.is_due(seq_id):
-            choices[i] = ("trained", length)
+        if choices[i][0] == NONE and length and probing.is_due(seq_id):
+            choices[i] = (TRAINED, length)
             num_tokens += sum(each.trained[:length])
     if choices == decided.choices:
         return decided
-    levels = max(length for source, length in choices if source == "trained")
+    levels = max(length for source, length in choices if source == TRAINED)
     num_drafted = sum(length for _, length in choices)
     return Plan(choices, num_tokens, curve[num_drafted] + trained_s[levels])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from outpace.control.acceptance import Acceptance, Calibration
 from outpace.control.costs import DraftCosts, PassShape, StepCosts
 from outpace.control.decisions import DecisionLog, Economy, RequestRecord, StepRecord
-from outpace.control.goodput import Plan, Ways, plan
+from outpace.control.goodput import TRAINED, Plan, Ways, plan
 from outpace.control.probing import Probing
 from outpace.control.regimes import REGIMES, common_regime, regime_of
 from outpace.control.rivals import Rivals
@@ -40,7 +40,6 @@ from outpace.drafters.parts.carrying_out import (
     MERGED,
     NO_DRAFT,
     NOTHING_MADE,
-    TRAINED,
     Made,
     asked_lengths,
     carry_out,

@@ -7,12 +7,13 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from outpace.control.goodput import Plan, Ways, best_nodes
+from outpace.control.goodput import LOOKUP, NONE, TRAINED, Plan, Ways, best_nodes
 from outpace.drafters.base import Drafter
 from outpace.drafters.parts.merged import MergedTree, Merging
 from outpace.types import Draft, Sequence
 
-LOOKUP, TRAINED, MERGED, NONE = "lookup", "trained", "merged", "none"
+MERGED = "merged"
+"""Of a draft that was made of the tokens of both, which the plan calls TRAINED."""
 NO_DRAFT = Draft()
 
 
