@@ -20,11 +20,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What evenly shared phases differ by, and less than a wake-up takes. Whoever waits longer waits for a
-// thread that has lost its core, maybe to the very thread that spins here. sched_yield is no step in
-// between: where the core is shared with another busy process it gives away a whole time slice of
-// milliseconds at every barrier, while a parked thread comes back as soon as it is woken.
-constexpr auto SPIN = std::chrono::microseconds(10);
+// How long a waiting thread spins before it is parked. A wake-up takes some 50 microseconds where
+// processors are virtual, so that shorter waits are not worth parking for; attention alone keeps a thread
+// waiting for 10 to 20 in every layer, where heads cannot be shared evenly. But whoever waits in vain
+// waits for a thread that has lost its core, maybe to the very thread that spins here: then it is better
+// to give way soon, until waits have been short again for a while. sched_yield is no step in between:
+// where the core is shared with another busy process it gives away a whole time slice of milliseconds at
+// every barrier, while a parked thread comes back as soon as it is woken.
+using Micros = std::chrono::microseconds;
+constexpr Micros SHORTEST_SPIN{10}, LONGEST_SPIN{50}, MORE_SPIN{1};
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -64,13 +68,7 @@ class Gate {
 
   // Until the value is no longer `seen`.
   void wait(uint32_t seen) {
-    const auto start = Clock::now();
-    do {
-      for (int i = 0; i < 16; i++) {
-        if (value() != seen) return;
-        pause();
-      }
-    } while (Clock::now() - start < SPIN);
+    if (spin(seen)) return;
     std::unique_lock<std::mutex> lock(mutex_);
     num_parked_.fetch_add(1);
     changed_.wait(lock, [&] { return value_.load() != seen; });
@@ -78,8 +76,28 @@ class Gate {
   }
 
  private:
+  // Whether the value changed while this thread was spinning.
+  bool spin(uint32_t seen) {
+    const Micros patience = patience_.load(std::memory_order_relaxed);
+    const auto start = Clock::now();
+    do {
+      for (int i = 0; i < 16; i++) {
+        if (value() != seen) {
+          if (patience < LONGEST_SPIN) be_patient(patience + MORE_SPIN);
+          return true;
+        }
+        pause();
+      }
+    } while (Clock::now() - start < patience);
+    be_patient(SHORTEST_SPIN);
+    return false;
+  }
+
+  void be_patient(Micros patience) { patience_.store(patience, std::memory_order_relaxed); }
+
   alignas(64) std::atomic<uint32_t> value_{0};
   std::atomic<int> num_parked_{0};
+  std::atomic<Micros> patience_{SHORTEST_SPIN};
   std::mutex mutex_;
   std::condition_variable changed_;
 };
