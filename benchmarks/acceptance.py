@@ -26,7 +26,7 @@ from rich.console import Console
 
 from outpace import LLM
 from outpace.errors import OptionError, OutpaceError
-from outpace.files import check_writable
+from outpace.files import check_writable, write_whole
 from outpace.heads.bundled import find_draft
 from outpace.heads.kinds import detect_kind
 from outpace.heads.target_parts import TargetParts
@@ -85,7 +85,6 @@ class Replay:
         self._parts = TargetParts(self._target)
         wanted = options.max_prompt_tokens + options.max_tokens
         self._context = min(wanted, self._target.max_len)
-        options.work_dir.mkdir(parents=True, exist_ok=True)
         self.answers = self._answers()
         if not self.answers:
             raise OptionError(f"no prompt has at most {options.max_prompt_tokens} tokens")
@@ -169,6 +168,14 @@ class Replay:
         return store
 
 
+def make_folder(path: Path) -> None:
+    """Raises OptionError where that is impossible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"the folder {path} cannot be made: {error.strerror}") from None
+
+
 def directory_of(name: str) -> Path:
     """As `find_draft`; and raises ModelError for a directory without a draft: before half an hour
     of answers."""
@@ -234,7 +241,7 @@ def run(options: argparse.Namespace, directories: Sequence[Path]) -> None:
             show(directory.name, found, options.max_k, console)
     if options.json is not None:
         document = record(options, header, replay, drafts)
-        options.json.write_text(json.dumps(document, default=str), encoding="utf-8")
+        write_whole(options.json, json.dumps(document, default=str))
 
 
 def main() -> int:
@@ -244,7 +251,9 @@ def main() -> int:
     try:
         if options.json is not None:
             check_writable(options.json)
-        run(options, [directory_of(name) for name in options.draft])
+        directories = [directory_of(name) for name in options.draft]
+        make_folder(options.work_dir)
+        run(options, directories)
     except OutpaceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

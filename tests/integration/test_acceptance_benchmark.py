@@ -51,13 +51,14 @@ def test_a_draft_is_replayed_by_column_and_a_second_run_goes_on(tmp_path: Path) 
         (["--draft", "nowhere"], "nor a draft that comes with this package"),
         (["--draft", "."], "config.json"),
         (["--draft", "smollm2-135m-eagle3", "--json", "nowhere/found.json"], "nowhere"),
+        (["--draft", "smollm2-135m-eagle3", "--work-dir", "/dev/null/work"], "cannot be made"),
     ],
-    ids=["no directory", "no draft in it", "no place for what is found"],
+    ids=["no directory", "no draft in it", "no place for what is found", "no place to work"],
 )
 def test_what_cannot_be_is_refused_before_anything_is_run(
     tmp_path: Path, args: list[str], said: str
 ) -> None:
-    refused = run(*args, "--work-dir", str(tmp_path / "work"), cwd=tmp_path)
+    refused = run("--work-dir", str(tmp_path / "work"), *args, cwd=tmp_path)
     assert refused.returncode == 2
     assert said in refused.stderr
     assert "Traceback" not in refused.stderr
