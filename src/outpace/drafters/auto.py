@@ -28,6 +28,7 @@ from outpace.control.probing import Probing
 from outpace.control.regimes import REGIMES, common_regime, regime_of
 from outpace.control.rivals import Rivals
 from outpace.control.stretches import Copying, Stretches
+from outpace.control.terms import Terms
 from outpace.control.trials import with_trials
 from outpace.drafters.base import (
     Drafter,
@@ -94,6 +95,20 @@ class AutoOptions(DrafterOptions):
 
 
 @dataclass(slots=True)
+class _Request:
+    """What is kept of an open request.
+
+    is_known: the trained drafter can have features of it. was_asked: it has read the text before.
+    is_silent: it said nothing when it was asked: the text is past its own context.
+    """
+
+    copying: Copying = field(default_factory=Copying)
+    is_known: bool = False
+    was_asked: bool = False
+    is_silent: bool = False
+
+
+@dataclass(slots=True)
 class _Step:
     """A step between its passes and the engine's account of the time it took.
 
@@ -147,7 +162,7 @@ class AutoDrafter(Drafter):
         self._merging = merging_with(self._trained, context)
         table = measure_costs(context.runner, context.target, self.capture)
         self._costs, self._stretches = StepCosts(table), Stretches(table)
-        self._copying: dict[int, Copying] = {}
+        self._requests: dict[int, _Request] = {}
         self._draft_costs = DraftCosts(self._costs.plain_s)
         self._calibration, self._acceptance = Calibration(), Acceptance()
         self._learners: list[Acceptance | Calibration | Rivals]
@@ -159,9 +174,6 @@ class AutoDrafter(Drafter):
         self._made: dict[int, Made] = {}
         self._plan: Plan | None = None
         self._step: _Step | None = None
-        self._is_ready: dict[int, bool] = {}  # whether the trained drafter can have features
-        self._caught_up: set[int] = set()  # sequences that the trained drafter was asked about
-        self._silent: set[int] = set()  # those about which it said nothing: past its own context
         self._reads_prompts = False  # whether it read whole prompts in this step, once for each
         self._newest_regime = REGIMES[0]
         self._price = 0.0  # tokens that a row of the last step had to be worth
@@ -171,9 +183,8 @@ class AutoDrafter(Drafter):
         return self._trained.adopt(seq, source, length) if self._trained else length
 
     def _open(self, seq: Sequence) -> None:
-        if seq.seq_id not in self._is_ready:
-            self._is_ready[seq.seq_id] = False
-            self._copying[seq.seq_id] = Copying()
+        if seq.seq_id not in self._requests:
+            self._requests[seq.seq_id] = _Request()
             for learner in self._learners:
                 learner.open(seq.seq_id, regime_of(seq))
 
@@ -193,38 +204,43 @@ class AutoDrafter(Drafter):
         floor = min(max(CLAIM_PER_PRICE * self._price, LEAST_CLAIM), MOST_CLAIM)
         offers = self._lookup.propose_above(floor, seqs, limits)
         ways = [self._ways(*each) for each in zip(seqs, limits, offers, strict=True)]
-        self._plan = decided = self._decide(seqs, ways)
+        terms = self._terms(seqs)
+        self._plan = decided = self._decide(seqs, ways, terms)
         made = self._carry_out(seqs, offers, ways, decided)
         if any(each.tree is not None for each in made):
-            made = self._fit_trees(made, decided, seqs, budgets, ways)
+            made, self._plan = fit_trees(
+                made, decided, budgets, ways, terms.curve, terms.rate, self._names
+            )
         self._made.update(zip((seq.seq_id for seq in seqs), made, strict=True))
         return [each.draft for each in made]
 
     def _any_copies(self, seqs: List[Sequence]) -> bool:
         """Whether a text repeats itself, which is worth drafting though nothing else may be."""
-        return any(self._copying[seq.seq_id].follow(seq.tokens) for seq in seqs)
+        return any(self._requests[seq.seq_id].copying.follow(seq.tokens) for seq in seqs)
 
     def _ways(self, seq: Sequence, limit: int, offer: Draft) -> Ways:
         """How likely each token of either draft is to be accepted."""
         lookup = self._calibration.ladder(seq.seq_id, offer.claims or ())
         trained: list[float] = []
-        if self._trained is not None and self._is_ready[seq.seq_id]:
+        if self._trained is not None and self._requests[seq.seq_id].is_known:
             if self._probing.is_due(seq.seq_id):  # what was counted is old by now
                 self._acceptance.fade(seq.seq_id, 0.5)
             trained = self._acceptance.ladder(seq.seq_id, min(self._auto.num_trained, limit))
         return Ways(lookup, trained)
 
-    def _decide(self, seqs: List[Sequence], ways: List[Ways]) -> Plan:
-        num_seqs, context, regime = len(seqs), _context(seqs), common_regime(seqs)
-        most_rows = num_seqs + sum(max(len(w.lookup), len(w.trained)) for w in ways)
-        curve = self._costs.curve(num_seqs, context, most_rows, regime)
+    def _terms(self, seqs: List[Sequence]) -> Terms:
+        num_seqs, context = len(seqs), _context(seqs)
+        rate = self._stretches.per_second(num_seqs, context)
+        return Terms(self._costs, num_seqs, context, common_regime(seqs), rate)
+
+    def _decide(self, seqs: List[Sequence], ways: List[Ways], terms: Terms) -> Plan:
+        curve = terms.curve(sum(max(len(w.lookup), len(w.trained)) for w in ways))
         levels = max((len(w.trained) for w in ways), default=0)
         users = sum(bool(w.trained) for w in ways)
         costs = (self._draft_costs.predict(users, level) for level in range(levels + 1))
         trained_s = list(accumulate(costs, max))
-        rate = self._stretches.per_second(num_seqs, context)
-        self._price = rate * (curve[-1] - curve[0]) / max(len(curve) - 1, 1)
-        decided = plan(ways, curve, trained_s, rate)
+        self._price = terms.rate * (curve[-1] - curve[0]) / max(len(curve) - 1, 1)
+        decided = plan(ways, curve, trained_s, terms.rate)
         if self._trained is None:
             return decided
         return with_trials(decided, self._probing, [s.seq_id for s in seqs], ways, curve, trained_s)
@@ -236,34 +252,18 @@ class AutoDrafter(Drafter):
         made = carry_out(decided, seqs, offers, ways, self._trained, self._merging)
         lengths = asked_lengths(decided, seqs)
         if lengths:
-            self._reads_prompts = not lengths.keys() <= self._caught_up
-            self._caught_up |= lengths.keys()
-            silent = {seq.seq_id for seq, m in zip(seqs, made, strict=True) if not m.by_trained}
-            self._silent |= lengths.keys() & silent
-            if not self._reads_prompts and not lengths.keys() & silent:
-                seconds = perf_counter() - started
+            seconds = perf_counter() - started
+            asked = [
+                (self._requests[seq.seq_id], each.by_trained)
+                for seq, each in zip(seqs, made, strict=True)
+                if seq.seq_id in lengths
+            ]
+            self._reads_prompts = not all(request.was_asked for request, _ in asked)
+            for request, has_answered in asked:
+                request.was_asked = True
+                request.is_silent |= not has_answered
+            if not self._reads_prompts and all(has_answered for _, has_answered in asked):
                 self._draft_costs.observe(len(lengths), max(lengths.values()), seconds)
-        return made
-
-    def _fit_trees(
-        self,
-        made: List[Made],
-        decided: Plan,
-        seqs: List[Sequence],
-        budgets: List[int],
-        ways: List[Ways],
-    ) -> list[Made]:
-        num, context, regime = len(seqs), _context(seqs), common_regime(seqs)
-        rate = self._stretches.per_second(num, context)
-        made, self._plan = fit_trees(
-            made,
-            decided,
-            budgets,
-            ways,
-            lambda num_drafted: self._costs.curve(num, context, num + num_drafted, regime),
-            rate,
-            self._names,
-        )
         return made
 
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
@@ -275,8 +275,9 @@ class AutoDrafter(Drafter):
             made = self._made.pop(seq.seq_id, NOTHING_MADE)
             if not verdict.token_ids:
                 continue
-            if seq.seq_id in self._is_ready:
-                self._is_ready[seq.seq_id] = seq.seq_id not in self._silent
+            request = self._requests.get(seq.seq_id)
+            if request is not None:
+                request.is_known = not request.is_silent
             if made is not NOTHING_MADE:
                 self._learn(seq, made, verdict)
             source = self._names[made.source]
@@ -306,6 +307,7 @@ class AutoDrafter(Drafter):
             num_drafted, was_cut = len(made.draft), len(said) == verdict.num_accepted
             if made.tree is not None:
                 made.tree.observe(said)
+                # Levels that were cut away count as refused: what asking for them brought.
                 num_drafted = made.tree.num_levels
             num_accepted = min(verdict.num_accepted, num_drafted)
             self._acceptance.observe(seq.seq_id, num_drafted, num_accepted, was_cut)
@@ -355,7 +357,7 @@ class AutoDrafter(Drafter):
         plain_s = self._stretches.plain_s(step.shape.num_seqs, step.shape.context)
         for seq_id, source, _, accepted in step.requests:
             by_trained = source in (self._names.get(TRAINED), self._names.get(MERGED))
-            if by_trained and seq_id in self._is_ready:
+            if by_trained and seq_id in self._requests:
                 self._probing.observe(seq_id, (accepted + 1) * plain_s > step_s)
 
     def _economy(self) -> Economy:
@@ -370,10 +372,7 @@ class AutoDrafter(Drafter):
 
     def release(self, seq: Sequence) -> None:
         self._made.pop(seq.seq_id, None)
-        self._copying.pop(seq.seq_id, None)
-        self._caught_up.discard(seq.seq_id)
-        self._silent.discard(seq.seq_id)
-        if self._is_ready.pop(seq.seq_id, None) is not None:
+        if self._requests.pop(seq.seq_id, None) is not None:
             for learner in self._learners:
                 learner.release(seq.seq_id)
             self._probing.release(seq.seq_id)
@@ -383,8 +382,7 @@ class AutoDrafter(Drafter):
 
     def check_integrity(self) -> None:
         assert not self._made, f"drafts left of sequences {sorted(self._made)}"
-        assert not self._copying, f"texts left of sequences {sorted(self._copying)}"
-        assert not self._is_ready, f"counts left of sequences {sorted(self._is_ready)}"
+        assert not self._requests, f"counts left of sequences {sorted(self._requests)}"
         for learner in self._learners:
             learner.check_integrity()
         self._probing.check_integrity()

@@ -19,6 +19,7 @@ from outpace.control import calibrate
 from outpace.control.costs import CostTable
 from outpace.control.goodput import Plan, Ways
 from outpace.control.rivals import Ranked
+from outpace.control.terms import Terms
 from outpace.drafters.auto import AutoDrafter, AutoOptions
 from outpace.errors import ModelError, OptionError
 from outpace.types import Draft, Sequence, StepTimes
@@ -247,7 +248,7 @@ def test_drafts_cut_for_what_they_are_would_be_noticed(
     assert chi_square_p(counts, pair_law(params)) < 1e-6
 
 
-def _all_by_the_head(seqs: List[Sequence], ways: List[Ways]) -> Plan:
+def _all_by_the_head(seqs: List[Sequence], ways: List[Ways], terms: Terms) -> Plan:
     choices = [("trained", len(each.trained)) for each in ways]
     return Plan(choices, 0.0, 0.0)
 
