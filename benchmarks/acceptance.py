@@ -77,7 +77,12 @@ def parse() -> argparse.Namespace:
 class Replay:
     """The target's answers, and drafts on them."""
 
-    def __init__(self, options: argparse.Namespace, progress: BenchProgress) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        directories: Sequence[Path],
+        progress: BenchProgress,
+    ) -> None:
         self._options, self._progress = options, progress
         self._target: LoadedModel = load_model(
             options.model, dtype=options.dtype, threads=options.threads
@@ -85,6 +90,10 @@ class Replay:
         self._parts = TargetParts(self._target)
         wanted = options.max_prompt_tokens + options.max_tokens
         self._context = min(wanted, self._target.max_len)
+        # Before half an hour of answers.
+        self._drafts = [DraftSettings(kind=detect_kind(path), init=path) for path in directories]
+        for settings in self._drafts:
+            settings.check(self._parts)
         self.answers = self._answers()
         if not self.answers:
             raise OptionError(f"no prompt has at most {options.max_prompt_tokens} tokens")
@@ -113,17 +122,13 @@ class Replay:
                 lambda done, total, _: self._progress.at("answers", done, total),
             )
 
-    def evaluated(self, directories: Sequence[Path]) -> Iterator[dict[str, Evaluation]]:
+    def evaluated(self) -> Iterator[dict[str, Evaluation]]:
         """For each draft, by column, in the order of the prompts."""
-        drafts = [DraftSettings(kind=detect_kind(path), init=path) for path in directories]
-        for settings in drafts:
-            settings.check(self._parts)
-        store = self._captured(
-            {layer for settings in drafts for layer in captured_layers(settings, self._parts)}
-        )
+        layers = [captured_layers(settings, self._parts) for settings in self._drafts]
+        store = self._captured({layer for each in layers for layer in each})
         columns = self._columns(store)
-        for directory, settings in zip(directories, drafts, strict=True):
-            yield self._evaluate(directory, settings, store, columns)
+        for name, settings in zip(self._options.draft, self._drafts, strict=True):
+            yield self._evaluate(name, settings, store, columns)
 
     def _columns(self, store: FeatureStore) -> dict[str, list[int]]:
         """The sequences of each."""
@@ -136,7 +141,7 @@ class Replay:
 
     def _evaluate(
         self,
-        directory: Path,
+        draft: str,
         settings: DraftSettings,
         store: FeatureStore,
         columns: dict[str, list[int]],
@@ -145,13 +150,14 @@ class Replay:
         found = {}
         for done, (name, indices) in enumerate(columns.items(), 1):
             found[name] = evaluate(trainee, store, indices, self._options.max_k)
-            self._progress.at(f"{directory.name}: {name}", done, len(columns))
+            self._progress.at(f"{draft}: {name}", done, len(columns))
         return found
 
     def _captured(self, wanted: set[int]) -> FeatureStore:
         """What the target's layers said, kept for the next run that wants the same ones."""
         layers, parts = tuple(sorted(wanted)), self._parts
-        name = f"features-{parts.fingerprint[:12]}-{'-'.join(map(str, layers))}"
+        said = f"{parts.fingerprint[:12]}-{self._target.dtype}"
+        name = f"features-{said}-{'-'.join(map(str, layers))}"
         store = FeatureStore.open_to_write(
             self._options.work_dir / name,
             Header(layers, parts.hidden_size, parts.vocab_size, parts.fingerprint),
@@ -177,8 +183,8 @@ def make_folder(path: Path) -> None:
 
 
 def directory_of(name: str) -> Path:
-    """As `find_draft`; and raises ModelError for a directory without a draft: before half an hour
-    of answers."""
+    """As `find_draft`; and raises ModelError for a directory without a draft, before the target is
+    loaded."""
     found = find_draft(name)
     detect_kind(found)
     return found
@@ -234,11 +240,10 @@ def run(options: argparse.Namespace, directories: Sequence[Path]) -> None:
     show_header(header, console, "Acceptance of trained drafts, replayed on greedy answers")
     drafts = {}
     with BenchProgress() as progress:
-        replay = Replay(options, progress)
-        found_of = replay.evaluated(directories)
-        for directory, found in zip(directories, found_of, strict=True):
-            drafts[directory.name] = as_plain(found)
-            show(directory.name, found, options.max_k, console)
+        replay = Replay(options, directories, progress)
+        for draft, found in zip(options.draft, replay.evaluated(), strict=True):
+            drafts[draft] = as_plain(found)
+            show(draft, found, options.max_k, console)
     if options.json is not None:
         document = record(options, header, replay, drafts)
         write_whole(options.json, json.dumps(document, default=str))

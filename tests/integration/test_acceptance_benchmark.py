@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from outpace.heads.bundled import find_draft
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "acceptance.py"
 
@@ -43,6 +46,20 @@ def test_a_draft_is_replayed_by_column_and_a_second_run_goes_on(tmp_path: Path) 
     assert run(*args).returncode == 0
     assert answers.stat().st_mtime_ns == written
     assert json.loads(file.read_text())["drafts"] == found["drafts"]
+
+
+@pytest.mark.model
+def test_drafts_of_equal_folder_names_are_told_apart(tmp_path: Path) -> None:
+    prompts, file = tmp_path / "prompts.jsonl", tmp_path / "acceptance.json"
+    prompts.write_text(json.dumps({"prompt": "Say hello."}))
+    drafts = [tmp_path / place / "draft" for place in ("a", "b")]
+    for draft in drafts:
+        shutil.copytree(find_draft("smollm2-135m-eagle3"), draft)
+    args = [part for draft in drafts for part in ("--draft", str(draft))]
+    args += ["--prompts", str(prompts), "--max-tokens", "8", "--max-k", "2"]
+    done = run(*args, "--work-dir", str(tmp_path / "work"), "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(file.read_text())["drafts"]) == list(map(str, drafts))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,17 @@ import pytest
 from text_law import Misfit, misfit, p_value, text_law
 
 from outpace import LLM, SamplingParams
+from outpace.control import calibrate
+from outpace.control.costs import CostTable
+from outpace.control.stretches import Stretches
+from outpace.drafters.auto import AutoDrafter
+from outpace.drafters.suffix import SuffixDrafter
 from outpace.heads.base import EagleRunner, HeadDraft
 from outpace.heads.open import open_eagle
 from outpace.models.load import LoadedModel
 from outpace.outputs import SpeculationStats
+from outpace.types import Draft, StepTimes
+from outpace.verification.tree import _Remaining
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
 
@@ -82,12 +89,32 @@ class SecondFromTail(Liar):
         return drafted
 
 
+@pytest.fixture
+def _only_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For `auto`: in every step trees of the head's tokens, of all of them, whatever the clock
+    says."""
+    silent = [Draft()]
+    monkeypatch.setattr(
+        SuffixDrafter, "propose_above", lambda self, floor, seqs, budgets: silent * len(seqs)
+    )
+    table = CostTable(((1, 10.0), (64, 10.1)), 0.0, 0.0, 0.0)
+    monkeypatch.setattr(calibrate, "measure_costs", lambda *args, **named: table)
+    monkeypatch.setattr(Stretches, "is_plain", False)
+    real = AutoDrafter.timed
+
+    def timed(self: AutoDrafter, times: StepTimes) -> None:
+        real(self, StepTimes(0.0, 10.0, 10.0))
+
+    monkeypatch.setattr(AutoDrafter, "timed", timed)
+
+
 def misfit_of(
     model: LoadedModel,
     head: Any,
     prompt: tuple[str, str],
     temperature: float,
     count: int,
+    method: str = "eagle3",
 ) -> Misfit:
     """How far `count` beginnings of answers are from their law."""
     question, beginning = prompt
@@ -96,14 +123,17 @@ def misfit_of(
     params = SamplingParams(
         temperature=temperature, max_tokens=LENGTH + 1, ignore_eos=True, n=PER_REQUEST
     )
-    config = {"method": "eagle3", "model": head, "num_speculative_tokens": 2}
-    with LLM(model, speculative_config=config, max_num_seqs=64, max_model_len=128) as llm:
+    most = {"max_trained_tokens": 2} if method == "auto" else {"num_speculative_tokens": 2}
+    config = {"method": method, "model": head, **most}
+    num_seqs = 16 if method == "auto" else 64  # a step has room for the trees of so many
+    with LLM(model, speculative_config=config, max_num_seqs=num_seqs, max_model_len=128) as llm:
         results = llm.generate([{"prompt_token_ids": ids}] * (count // PER_REQUEST), params)
     stats = SpeculationStats()
     for result in results:
         stats.add(result.stats)
     assert stats.num_drafter_errors == 0
     # Without both positions drafted, judged and often right nothing would be shown of them.
+    assert len(stats.accepted_per_position) == 2
     assert min(stats.accepted_per_position) > count / 20
     law = text_law(model, ids, temperature, length=LENGTH, least=5 / count)
     answers = [answer for result in results for answer in result.outputs]
@@ -117,6 +147,25 @@ def test_sampled_answers_have_the_models_law(
 ) -> None:
     found = [misfit_of(model, head, prompt, temperature, 500) for prompt in (BITS, SUM)]
     assert p_value(found) > 1e-6, found
+
+
+@pytest.mark.usefixtures("_only_trees")
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_sampled_answers_by_the_trees_of_auto_have_the_models_law(
+    model: LoadedModel, head: EagleRunner, temperature: float
+) -> None:
+    # Of bits the head's greedy chain, on which a tree is built, has the second one right too.
+    found = [misfit_of(model, head, BITS, temperature, 750, "auto")]
+    assert p_value(found) > 1e-6, found
+
+
+@pytest.mark.usefixtures("_only_trees")
+def test_refused_tokens_of_a_tree_that_stay_possible_are_noticed(
+    model: LoadedModel, head: EagleRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Remaining, "reject", lambda self, weight, token, q_row: weight)
+    found = misfit_of(model, head, BITS, 1.0, 500, "auto")
+    assert p_value([found]) < 1e-9, found
 
 
 @pytest.mark.parametrize("lie", [OtherTemperature, SecondFromTail])

@@ -160,6 +160,22 @@ def test_logits_that_are_not_numbers_are_an_error(monkeypatch: Any) -> None:
                 run(llm, params)
 
 
+def test_a_request_that_gets_no_cache_row_ends_with_the_error(
+    answers: Any, monkeypatch: Any
+) -> None:
+    with speculating(oracle(answers), 2, max_num_seqs=2) as llm:
+        target = llm._engine._target
+        with monkeypatch.context() as broken:
+
+            def no_row(*args: Any, **named: Any) -> int:
+                raise RuntimeError("no row")
+
+            broken.setattr(target, "open", no_row)
+            with pytest.raises(RuntimeError, match="no row"):
+                run(llm, GREEDY, PROMPTS[:1])
+        assert ids_of(run(llm)) == expected(answers)
+
+
 def test_cancelling_frees_the_row_at_once(answers: Any) -> None:
     endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     with speculating(oracle(answers), 2, max_num_seqs=2) as llm:

@@ -29,8 +29,9 @@ machine."""
 AFTER_PAID, SHORTEST, LONGEST = 64, 128, 1024
 """Plain steps after drafting that paid as a whole; and where it did not, at first and at most: each
 trial that did not pay either doubles the pause."""
-LOOK_AGAIN = 256
-"""Drafting steps that pay until plain ones are measured anew, unless they pay by `CLEARLY`."""
+LOOK_AGAIN, SELDOM = 256, 1024
+"""Drafting steps that pay until plain ones are measured anew; and that pay by `CLEARLY`: not never,
+since plain steps may have been measured while the machine was slow."""
 CLEARLY = 1.5
 
 
@@ -147,10 +148,8 @@ class Stretches:
         self._account.book(gained, shape.num_rows == num_seqs)
         if self._account.credit <= 0:
             self._leave()
-        elif self._steps >= LOOK_AGAIN:
-            self._steps = 0
-            if self._rate.ratio < CLEARLY:
-                self._left = SHORT_STRETCH
+        elif self._steps >= (LOOK_AGAIN if self._rate.ratio < CLEARLY else SELDOM):
+            self._left, self._steps = SHORT_STRETCH, 0
 
     def _leave(self) -> None:
         if self._account.has_paid:

@@ -7,8 +7,8 @@ what passes cost on this machine (`control/costs.py`) and how often drafts were 
 (`control/acceptance.py`).
 
 Exact whatever it decides: the lookup's drafts are functions of the text, so that they may be cut
-anywhere, how many tokens the trained drafter draws is decided before it draws the first, and trees
-are made of tokens that nobody drew. What was decided depends on the past alone.
+anywhere, trees are made of tokens that nobody drew, and where the trained drafter draws a chain how
+many tokens is decided before the first. What was decided depends on the past alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.control.acceptance import Acceptance, Calibration
 from outpace.control.costs import DraftCosts, PassShape, StepCosts
-from outpace.control.decisions import DecisionLog, Economy, RequestRecord, StepRecord
+from outpace.control.decisions import DecisionLog, Economy, RequestRecord
 from outpace.control.goodput import TRAINED, Plan, Ways, plan
+from outpace.control.open_step import OpenStep
 from outpace.control.probing import Probing
 from outpace.control.regimes import REGIMES, common_regime, regime_of
 from outpace.control.rivals import Rivals
@@ -108,23 +109,6 @@ class _Request:
     is_silent: bool = False
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step between its passes and the engine's account of the time it took.
-
-    plan: what was decided; None where nothing was asked. feeds_prompts, reads_prompts: the target
-    was fed prompts, the trained drafter read some; its time says nothing of others then.
-    """
-
-    plan: Plan | None
-    shape: PassShape
-    regime: str
-    feeds_prompts: bool
-    reads_prompts: bool
-    num_tokens: int
-    requests: list[RequestRecord]
-
-
 class AutoDrafter(Drafter):
     """Chooses between suffix decoding, a trained drafter and plain decoding."""
 
@@ -157,6 +141,9 @@ class AutoDrafter(Drafter):
         self._lookup = SuffixDrafter(suffix, context)
         draft = chosen_draft(options.model, options.num_trained, context.target)
         self._trained = draft.open(options.num_trained, context) if draft else None
+        self._most_trained = options.num_trained  # levels of a draft by the trained drafter
+        if self._trained is not None and self._trained.longest is not None:
+            self._most_trained = min(self._trained.longest, options.num_trained)
         self.capture = self._trained.capture if self._trained else ()
         self._names = source_names(self._lookup, self._trained)
         self._merging = merging_with(self._trained, context)
@@ -173,7 +160,7 @@ class AutoDrafter(Drafter):
         self.decisions.economy = self._economy
         self._made: dict[int, Made] = {}
         self._plan: Plan | None = None
-        self._step: _Step | None = None
+        self._step: OpenStep | None = None
         self._reads_prompts = False  # whether it read whole prompts in this step, once for each
         self._newest_regime = REGIMES[0]
         self._price = 0.0  # tokens that a row of the last step had to be worth
@@ -185,6 +172,7 @@ class AutoDrafter(Drafter):
     def _open(self, seq: Sequence) -> None:
         if seq.seq_id not in self._requests:
             self._requests[seq.seq_id] = _Request()
+            self._lookup.adopt(seq, None, 0)
             for learner in self._learners:
                 learner.open(seq.seq_id, regime_of(seq))
 
@@ -223,9 +211,7 @@ class AutoDrafter(Drafter):
         lookup = self._calibration.ladder(seq.seq_id, offer.claims or ())
         trained: list[float] = []
         if self._trained is not None and self._requests[seq.seq_id].is_known:
-            if self._probing.is_due(seq.seq_id):  # what was counted is old by now
-                self._acceptance.fade(seq.seq_id, 0.5)
-            trained = self._acceptance.ladder(seq.seq_id, min(self._auto.num_trained, limit))
+            trained = self._acceptance.ladder(seq.seq_id, min(self._most_trained, limit))
         return Ways(lookup, trained)
 
     def _terms(self, seqs: List[Sequence]) -> Terms:
@@ -280,14 +266,16 @@ class AutoDrafter(Drafter):
                 request.is_known = not request.is_silent
             if made is not NOTHING_MADE:
                 self._learn(seq, made, verdict)
-            source = self._names[made.source]
-            requests.append(
-                RequestRecord(seq.seq_id, source, len(made.draft), verdict.num_accepted)
+            # What a grammar forced was drafted by nobody here.
+            num_accepted = min(verdict.num_accepted, len(made.draft))
+            record = RequestRecord(
+                seq.seq_id, self._names[made.source], len(made.draft), num_accepted
             )
+            requests.append(record)
         decided, self._plan = self._plan, None
         reads_prompts, self._reads_prompts = self._reads_prompts, False
         num_fed = [fed.stop - fed.start for fed in scores.fed]
-        self._step = _Step(
+        self._step = OpenStep(
             plan=decided,
             shape=PassShape(len(seqs), sum(num_fed), sum(scores.starts)),
             regime=common_regime(seqs),
@@ -310,6 +298,8 @@ class AutoDrafter(Drafter):
                 # Levels that were cut away count as refused: what asking for them brought.
                 num_drafted = made.tree.num_levels
             num_accepted = min(verdict.num_accepted, num_drafted)
+            if self._probing.is_due(seq.seq_id):  # what was counted is old by now
+                self._acceptance.fade(seq.seq_id, 0.5)
             self._acceptance.observe(seq.seq_id, num_drafted, num_accepted, was_cut)
 
     def timed(self, times: StepTimes) -> None:
@@ -317,30 +307,15 @@ class AutoDrafter(Drafter):
         if step is None:
             return
         decided, shape, self._newest_regime = step.plan, step.shape, step.regime
-        if decided is None or step.feeds_prompts or step.reads_prompts:
-            self._stretches.pass_by()
-        else:
-            was_plain = self._stretches.is_plain
+        was_plain = self._stretches.is_plain
+        if decided is not None and step.is_steady and step.is_planned:
             self._stretches.observe(shape, step.num_tokens, times.step_s, decided.seconds)
-            if not was_plain:
-                self._costs.observe(shape, step.regime, times.target_s, times.rest_s)
-                self._judge_trials(step, times.step_s)
-        is_judged = decided is not None and not step.feeds_prompts
-        self.decisions.add(
-            StepRecord(
-                step=self.decisions.num_steps,
-                num_seqs=shape.num_seqs,
-                num_rows=shape.num_rows,
-                context=shape.context,
-                requests=step.requests,
-                predicted_tokens=decided.num_tokens if decided and is_judged else 0.0,
-                predicted_s=decided.seconds if decided and is_judged else 0.0,
-                num_tokens=step.num_tokens,
-                draft_s=times.draft_s,
-                target_s=times.target_s,
-                step_s=times.step_s,
-            )
-        )
+        else:
+            self._stretches.pass_by()
+        if decided is not None and step.is_steady and not was_plain:
+            self._costs.observe(shape, step.regime, times.target_s, times.rest_s)
+            self._judge_trials(step, times.step_s)
+        self.decisions.add(step.record(self.decisions.num_steps, times))
 
     def _settle_untimed(self) -> None:
         """Do without the time of a step that was shared with other drafters' requests: it counts
@@ -349,10 +324,10 @@ class AutoDrafter(Drafter):
         if step is None:
             return
         self._stretches.pass_by()
-        if step.plan is not None and not (step.feeds_prompts or step.reads_prompts):
+        if step.plan is not None and step.is_steady:
             self._judge_trials(step, step.plan.seconds)
 
-    def _judge_trials(self, step: _Step, step_s: float) -> None:
+    def _judge_trials(self, step: OpenStep, step_s: float) -> None:
         """Tell of each draft by the trained drafter whether it was worth the step."""
         plain_s = self._stretches.plain_s(step.shape.num_seqs, step.shape.context)
         for seq_id, source, _, accepted in step.requests:
@@ -365,9 +340,7 @@ class AutoDrafter(Drafter):
         most, newest = self._auto.num_speculative_tokens, self.decisions.tail(1)
         context = newest[0].context // newest[0].num_seqs if newest else 0
         pass_s = self._costs.curve(1, context, 1 + most, self._newest_regime)
-        draft_s = [
-            self._draft_costs.predict(1, level) for level in range(self._auto.num_trained + 1)
-        ]
+        draft_s = [self._draft_costs.predict(1, level) for level in range(self._most_trained + 1)]
         return Economy(pass_s, self._names.get(TRAINED), draft_s if self._trained else (0.0,))
 
     def release(self, seq: Sequence) -> None:

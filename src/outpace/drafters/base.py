@@ -100,6 +100,9 @@ class Drafter(ABC):
     capture: List[int] = ()
     """Target layers whose output `observe` wants in `scores.hidden`."""
 
+    longest: int | None = None
+    """Most tokens on a path of its drafts, where that is less than any that may be asked for."""
+
     decisions: DecisionLog | None = None
     """What it decided, for drafters that choose how far to draft."""
 

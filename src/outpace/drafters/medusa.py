@@ -82,6 +82,7 @@ class MedusaDrafter(Drafter):
         super().__init__(options, context)
         self._heads = _open_heads(options, context)
         self.capture = (self._heads.feature_layer,)
+        self.longest = self._heads.config.num_heads
         self._is_tree = options.shape == "tree" and context.runner.takes_trees
         self._top_k = options.tree_top_k
         # Ids ascend, and rows past `num_logits` are padding that no token has.

@@ -132,6 +132,11 @@ class SuffixDrafter(Drafter):
         if options.store_tokens:
             self._store = OutputStore(options.store_tokens, options.suffix_decoding_max_tree_depth)
 
+    def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
+        """Nothing is taken over; but what it says is stored even if no draft is ever asked for."""
+        self._text(seq)
+        return length
+
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
         return self.propose_above(self._suffix.suffix_decoding_min_token_prob, seqs, budgets)
 

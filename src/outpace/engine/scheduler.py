@@ -119,11 +119,12 @@ class Scheduler:
             source = self._running_sibling(request)
             if source is not None and self._is_feeding_prompt(source):
                 continue
+            # First, so that whatever fails from here on ends this request with the others that run.
             self._waiting.remove(request)
-            self._place(request, source)
-            request.seq.status = Status.RUNNING
-            request.admitted_at = time.perf_counter()
             self._running.append(request)
+            request.seq.status = Status.RUNNING
+            self._place(request, source)
+            request.admitted_at = time.perf_counter()
             num_free -= 1
             if not num_free:
                 break

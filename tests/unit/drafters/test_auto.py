@@ -21,8 +21,10 @@ from outpace.control.goodput import Plan, Ways
 from outpace.control.rivals import Ranked
 from outpace.control.terms import Terms
 from outpace.drafters.auto import AutoDrafter, AutoOptions
+from outpace.drafters.parts.eagle_drafter import EagleDrafter
 from outpace.errors import ModelError, OptionError
 from outpace.types import Draft, Sequence, StepTimes
+from outpace.verification.tree import _Remaining
 
 FREE_ROWS = CostTable(((1, 10.0), (64, 10.1)), 0.0, 0.0, 0.0)
 """Passes of ten seconds, whatever they hold: real times beside them are nothing."""
@@ -173,6 +175,36 @@ def test_requests_of_one_batch_get_lengths_of_their_own(costs: Any) -> None:
     assert any(first.drafted > 2 and second.drafted == 0 for first, second in both)
 
 
+def test_no_more_levels_are_planned_than_the_trained_drafter_has(
+    costs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs(FREE_ROWS)
+    monkeypatch.setattr(EagleDrafter, "longest", 2)
+    with LLM(TARGET, speculative_config=auto(model=head(seed=3, sharpness=2.0))) as llm:
+        trained, asked = llm._engine._drafter._drafter._trained, []
+        honest = trained.rank
+
+        def rank(seqs: List[Sequence], depths: List[int], width: int) -> list[list[Ranked]]:
+            asked.extend(depths)
+            return honest(seqs, depths, width)
+
+        trained.rank = rank
+        run(llm, [HARD])
+        assert max(asked) == 2
+        assert len(llm.decisions.economy().draft_s) == 3
+
+
+def test_what_a_grammar_forces_is_drafted_by_nobody(costs: Any) -> None:
+    costs(FREE_ROWS)
+    words = ("the answer is no", "the answer is not known")
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs={"choice": words})
+    with LLM(TARGET, speculative_config=auto(model="none")) as llm:
+        (result,) = run(llm, [HARD], params)
+        totals = llm.decisions.totals
+    assert result.stats.num_accepted_tokens > 8
+    assert all(each.accepted <= each.drafted for each in totals.values())
+
+
 def test_what_it_records_adds_up(costs: Any) -> None:
     costs(FREE_ROWS)
     with LLM(TARGET, speculative_config=auto(model=head(seed=3, sharpness=2.0))) as llm:
@@ -211,12 +243,31 @@ def sampling_llm(costs: Any) -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.parametrize("shape", ["tree", "chain"])
 @pytest.mark.parametrize("params", LAWS.values(), ids=LAWS.keys())
-def test_sampled_answers_have_the_targets_law(sampling_llm: LLM, params: SamplingParams) -> None:
+def test_sampled_answers_have_the_targets_law(
+    sampling_llm: LLM, params: SamplingParams, shape: str
+) -> None:
+    drafter: Any = sampling_llm._engine._drafter
+    if shape == "chain":
+        drafter._drafter._merging = None
     counts = pair_counts(sampling_llm, params, 2500)
     totals = sampling_llm.decisions.totals
-    assert totals["suffix"].drafted + totals["eagle3"].drafted > 1000
+    assert ("suffix+eagle3" in totals) == (shape == "tree")
+    assert sum(each.drafted for each in totals.values()) > 1000
     assert chi_square_p(counts, pair_law(params)) > 1e-4
+
+
+def test_refused_tokens_that_stay_possible_would_be_noticed(
+    sampling_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule for trees: what was refused is taken out of what may still come."""
+    monkeypatch.setattr(_Remaining, "reject", lambda self, weight, token, q_row: weight)
+    drafter: Any = sampling_llm._engine._drafter
+    monkeypatch.setattr(type(drafter._drafter._stretches), "is_plain", False)
+    params = LAWS["T1"]
+    counts = pair_counts(sampling_llm, params, 2500)
+    assert chi_square_p(counts, pair_law(params)) < 1e-6
 
 
 def test_drafts_cut_for_what_they_are_would_be_noticed(
@@ -224,6 +275,7 @@ def test_drafts_cut_for_what_they_are_would_be_noticed(
 ) -> None:
     """The rule that `auto` must not break: a token that was drawn is not dropped for its q."""
     drafter: Any = sampling_llm._engine._drafter
+    drafter._drafter._merging = None  # trees are not drawn
     inner = drafter._drafter._trained
     honest = inner.propose
 

@@ -1,4 +1,4 @@
-"""Trees of `auto`: made where rows are cheap, for requests whose tokens are chosen, never wrong."""
+"""Trees of `auto`: made where rows are cheap, of tokens that nobody drew, never wrong."""
 
 from __future__ import annotations
 
@@ -95,15 +95,10 @@ def test_answers_are_those_of_plain_decoding(params: SamplingParams, batch: int)
         drafts = seen_drafts(llm)
         assert run(llm, params) == wanted
         totals = llm.decisions.totals
-    trees = [draft for draft in drafts if not draft.is_chain]
-    assert all(draft.is_deterministic for draft in trees)
-    if params is GREEDY:
-        assert len(trees) > 10
-        assert totals[BOTH].steps > 10
-        assert totals[BOTH].accepted > 0
-    else:
-        assert not trees
-        assert BOTH not in totals
+    assert all(draft.is_deterministic for draft in drafts)
+    assert sum(not draft.is_chain for draft in drafts) > 10
+    assert totals[BOTH].steps > (10 if params is GREEDY else 3)
+    assert totals[BOTH].accepted > 0
 
 
 def test_with_small_budgets_trees_are_small() -> None:
@@ -140,7 +135,6 @@ def test_a_request_with_a_grammar_gets_chains() -> None:
         bound = Sequence(1, [1, 2], 2, GREEDY, grammar=object())  # type: ignore[arg-type]
         assert takes(free)
         assert not takes(bound)
-        assert not takes(Sequence(2, [1, 2], 2, SEEDED))
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -157,9 +151,20 @@ def test_past_the_heads_context_the_lookup_goes_on_alone(params: SamplingParams)
     assert sum(not r.requests[0].drafted and r.predicted_tokens > 1.1 for r in records) <= 1
 
 
-def test_sampled_requests_beside_greedy_ones_keep_their_q() -> None:
+def test_requests_that_sample_get_trees_that_nobody_drew() -> None:
+    sampled = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
+    with open_llm(max_num_seqs=1) as llm:
+        drafts = seen_drafts(llm)
+        run(llm, sampled)
+    assert sum(not draft.is_chain for draft in drafts) > 10
+    assert all(draft.is_deterministic for draft in drafts)
+
+
+def test_drawn_chains_beside_trees_keep_their_q() -> None:
+    """Those of a request that gets no trees."""
     sampled = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
     with open_llm(max_num_seqs=2) as llm:
+        drafter_of(llm)._merging.takes = lambda seq: seq.params.is_greedy
         drafts = seen_drafts(llm)
         prompts = [{"prompt_token_ids": ids} for ids in (PROMPTS[1], PROMPTS[4])]
         llm.generate(prompts, [GREEDY, sampled])

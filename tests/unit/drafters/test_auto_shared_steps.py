@@ -121,6 +121,25 @@ def test_only_steps_of_its_own_are_learned_from(llm: LLM, monkeypatch: pytest.Mo
     assert 2 in shapes
 
 
+def test_a_step_that_was_planned_for_some_of_its_requests_is_not_held_against_its_plan(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[int] = []
+    stretches = drafter_of(llm)._stretches
+    observe = stretches.observe
+
+    def watched(shape: Any, *args: Any) -> None:
+        judged.append(shape.num_seqs)
+        observe(shape, *args)
+
+    monkeypatch.setattr(stretches, "observe", watched)
+    beside(llm, "none")
+    both = [record for record in llm.decisions.tail(4096) if record.num_seqs == 2]
+    assert len(both) > 150
+    assert not any(record.predicted_s for record in both)
+    assert 2 not in judged
+
+
 def test_a_step_alone_after_shared_ones_has_its_own_plan(llm: LLM) -> None:
     """Nothing of a shared step is taken for the account of the next one."""
     drafter = drafter_of(llm)

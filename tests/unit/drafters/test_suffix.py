@@ -290,6 +290,16 @@ def test_prompts_are_not_remembered() -> None:
     assert len(proposed) == 0
 
 
+def test_an_output_is_remembered_though_nobody_asked_for_a_draft() -> None:
+    method = drafter(store_tokens=1000)
+    seq = sequence([1, 2, 3])
+    assert method.adopt(seq, None, 2) == 2
+    seq.tokens += [4, 5, 6, 7]
+    method.release(seq)
+    (proposed,) = method.propose([sequence([9, 4, 5], 1)], [8])
+    assert proposed.token_ids[:1] == (6,)
+
+
 def test_an_output_is_remembered_once() -> None:
     method = drafter(store_tokens=1000)
     seq = sequence([1, 2, 3])

@@ -90,8 +90,9 @@ class EagleDrafts:
         return drafts
 
     def ranked(self, seqs: List[Sequence], counts: List[int], width: int) -> list[list[Ranked]]:
-        """For each greedy sequence `counts[i]` levels: the `width` likeliest tokens of a position
-        after the likeliest ones of those before it. So their first tokens are its chain."""
+        """For each sequence `counts[i]` levels, also where it samples: the `width` likeliest tokens
+        of a position after the likeliest ones of those before it. So their first tokens are the
+        head's greedy chain."""
         found: list[list[Ranked]] = [[] for _ in seqs]
         places, made = self._drafted(seqs, counts, width)
         for i, levels in zip(places, made.ranked, strict=True):
@@ -102,7 +103,8 @@ class EagleDrafts:
         self, seqs: List[Sequence], counts: List[int], width: int = 0
     ) -> tuple[list[int], HeadDraft]:
         """Which of the sequences have a count above 0, and the head's drafts for these; width: see
-        `EagleRunner.draft`."""
+        `EagleRunner.draft`. Tokens are chosen as the requests ask for it, unless they are ranked.
+        """
         places = {seq.seq_id: i for i, seq in enumerate(seqs) if counts[i] > 0}
         if not places:
             return [], HeadDraft([], [])
@@ -115,14 +117,14 @@ class EagleDrafts:
             [feed.token_ids for feed in feeds],
             joined(feeds),
             sizes,
-            [self._chooser(feed.seq, size) for feed, size in zip(feeds, sizes, strict=True)],
+            [BEST] * len(feeds) if width else list(map(self._chooser, feeds, sizes)),
             width=width,
         )
         self._rows.claim(feeds)
         return [places[feed.seq.seq_id] for feed in feeds], made
 
-    def _chooser(self, seq: Sequence, count: int) -> Chooser:
-        params = seq.params
+    def _chooser(self, feed: Feed, count: int) -> Chooser:
+        seq, params = feed.seq, feed.seq.params
         if params.is_greedy:
             return BEST
         if params.seed is not None:

@@ -1,9 +1,9 @@
-"""One tree of what a lookup and an EAGLE head propose, for requests whose tokens are chosen.
+"""One tree of what a lookup and an EAGLE head propose.
 
 The head's greedy chain is the spine. At every node of it the head's runners-up are siblings of the
 next one, and so is the lookup's token where it is another, with the rest of the lookup's chain
-behind it. Nothing is drawn, every q is one-hot: which nodes are kept may depend on all of them (the
-rules for trees in docs/losslessness.md).
+behind it. Nothing is drawn, also where the request samples: every q is one-hot, and which nodes are
+kept may depend on all of them (the rules for trees in docs/losslessness.md).
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class Merging:
         self._head = head
 
     def takes(self, seq: Sequence) -> bool:
-        """Whether a request's draft tokens are chosen, not drawn. With a grammar chains are cut to
-        what it allows, trees are not."""
-        return seq.params.is_greedy and seq.grammar is None
+        """With a grammar chains are cut to what it allows, trees are not."""
+        return seq.grammar is None
 
     def grow(self, asked: List[tuple[Sequence, Draft, List[float], int]]) -> list[MergedTree]:
         """A tree for each sequence, from the lookup's chain, for each token of it the probability
