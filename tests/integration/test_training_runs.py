@@ -291,6 +291,54 @@ def test_a_draft_of_another_kind_is_no_start(
     assert not (folder / "wrong-start.work").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("eagle3", ["--intermediate-size", "8"], "intermediate_size cannot be chosen"),
+        ("medusa", ["--num-heads", "5"], "num_heads cannot be chosen"),
+        ("early-exit", ["--layer", "9"], "one of its layers 1 to 1, got 9"),
+    ],
+)
+def test_what_a_start_has_decided_cannot_be_chosen(
+    trained: Callable[[str], Path],
+    folder: Path,
+    target: Path,
+    prompts: Path,
+    kind: str,
+    more: list[str],
+    said: str,
+) -> None:
+    out = folder / f"chosen-{kind}"
+    args = train_args(kind, target, out, "--prompts", str(prompts))
+    assert said in error_of(*args, "--init", str(trained(kind)), *more)
+    assert not out.with_name(f"{out.name}.work").exists()
+
+
+def test_heads_that_cannot_be_shared_are_refused_before_anything_is_run(
+    folder: Path, target: Path, prompts: Path
+) -> None:
+    args = train_args("eagle3", target, folder / "unshared", "--prompts", str(prompts))
+    assert "4 heads cannot share 3" in error_of(*args, "--num-kv-heads", "3")
+    assert not (folder / "unshared.work").exists()
+
+
+def test_an_output_head_that_was_trained_is_trained_on(
+    folder: Path, target: Path, prompts: Path
+) -> None:
+    """Without being asked for again; the target's rows would take its place otherwise."""
+    first, second = folder / "own-head", folder / "own-head-on"
+    given = ("--prompts", str(prompts))
+    run(*train_args("eagle3", target, first, *given, "--train-head"))
+    run(*train_args("eagle3", target, second, *given, "--init", str(first)))
+    for draft in (first, second):
+        assert json.loads((draft / "config.json").read_text())["outpace"]["lm_head"] == "stored"
+
+
+def test_a_directory_without_a_name_is_no_place_for_a_draft(target: Path, prompts: Path) -> None:
+    args = train_args("eagle3", target, Path("."), "--prompts", str(prompts))
+    assert "needs a directory of its own" in error_of(*args)
+
+
 @pytest.mark.parametrize("kind", [KINDS[0], *ALL_KINDS])
 def test_a_draft_is_evaluated(
     trained: Callable[[str], Path], target: Path, prompts: Path, kind: str

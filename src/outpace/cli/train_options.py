@@ -179,7 +179,13 @@ def _training_options() -> list[Decorator]:
 def _machine_options() -> list[Decorator]:
     return [
         model_options("dtype", "model_impl"),
-        click.option("--seed", type=int, default=0, show_default=True, help="Of all randomness."),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Of all randomness.",
+        ),
         model_options("threads"),
         click.option(
             "--keep-data",

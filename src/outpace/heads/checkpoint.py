@@ -60,17 +60,25 @@ class EagleCheckpoint:
             weights[EMBEDDING] = self.embedding.float()
         return weights
 
+    @property
+    def stores_head(self) -> bool:
+        """Whether it has an output head of its own, which need not be the target's."""
+        return HEAD in self.tensors
+
     def module(self, parts: TargetParts) -> EagleModule:
-        """The head in torch, in float32, for training. Raises ModelError for one that does not
-        read the target's embedding."""
+        """The head in torch, in float32. Raises as `check_trainable`."""
+        self.check_trainable(parts)
+        module = EagleModule(self.config)
+        module.load_state_dict(self.weights(parts), strict=True)
+        return module
+
+    def check_trainable(self, parts: TargetParts) -> None:
+        """Raise ModelError for a head that does not read the target's embedding."""
         if self.embedding is not None:
             raise ModelError(
                 f"{self.directory} has an embedding of its own: {EMBEDDING} is not {parts.name}'s; "
                 "it can draft, and cannot be trained further here"
             )
-        module = EagleModule(self.config)
-        module.load_state_dict(self.weights(parts), strict=True)
-        return module
 
 
 def read_eagle(directory: str | Path, parts: TargetParts, algorithm: str) -> EagleCheckpoint:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from outpace.models.attention import Segment
 
 _LAYER = "layers.0."
+_FLOATS = np.finfo(np.float32)
 _QUANTISERS = {WeightFormat.Q4_1: q4_1_blocks, WeightFormat.Q8_0: q8_0_blocks}
 
 
@@ -177,13 +178,13 @@ class NativeEagle:
 
 
 def _chain(row: int, start: int, num_pending: int, count: int, chooser: Chooser) -> Chain:
+    # The library computes in float32; the target's distribution is held to the same range.
+    temperature = float(np.clip(chooser.temperature, _FLOATS.tiny, _FLOATS.max))
     if chooser.race is not None:
         keys = chooser.race.keys
-        return Chain(row, start, num_pending, count, Choice.RACED, chooser.temperature, keys)
+        return Chain(row, start, num_pending, count, Choice.RACED, temperature, keys)
     if chooser.coins:
-        return Chain(
-            row, start, num_pending, count, Choice.DRAWN, chooser.temperature, chooser.coins
-        )
+        return Chain(row, start, num_pending, count, Choice.DRAWN, temperature, chooser.coins)
     return Chain(row, start, num_pending, count)
 
 

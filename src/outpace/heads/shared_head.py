@@ -32,6 +32,11 @@ def check_target(parts: TargetParts, draft: str, *, vocab_size: int, hidden_size
             raise ModelError(
                 f"{draft} is made for a target with {ours} {what}, and {parts.name} has {theirs}"
             )
+    check_final_norm(parts, draft)
+
+
+def check_final_norm(parts: TargetParts, draft: str) -> None:
+    """Raise ModelError unless the target's final norm is an RMS norm."""
     if parts.config.norm != "rms":
         raise ModelError(
             f"{draft} reads its target through an RMS norm, and the final norm of {parts.name} is "

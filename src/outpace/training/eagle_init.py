@@ -51,13 +51,19 @@ def new_eagle_config(
     """A head of its target's shape: same width, heads and positions.
 
     feature_layers: see `default_feature_layers`; "eagle" always takes the last. intermediate_size:
-    neurons of the MLP (None: the target's).
+    neurons of the MLP (None: the target's). Raises OptionError for heads that cannot be.
     """
     if algorithm not in ("eagle3", "eagle"):
         raise OptionError(f"algorithm must be eagle3 or eagle, got {algorithm!r}")
     rope = next((kind.rope for kind in target.layers if kind.rope is not None), None)
     if rope is None:
         raise OptionError(f"{target.name}: EAGLE heads need a target with rotary positions")
+    num_kv_heads = num_key_value_heads or target.num_key_value_heads
+    if target.num_attention_heads % num_kv_heads:
+        raise OptionError(
+            f"the {target.num_attention_heads} heads cannot share {num_kv_heads} key and value "
+            "heads evenly; give num_kv_heads a number that divides them"
+        )
     last = (target.num_hidden_layers,)
     layers = feature_layers or default_feature_layers(target.num_hidden_layers)
     return EagleConfig(
@@ -67,7 +73,7 @@ def new_eagle_config(
         target_hidden_size=target.hidden_size,
         intermediate_size=intermediate_size or target.intermediate_size,
         num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=num_key_value_heads or target.num_key_value_heads,
+        num_key_value_heads=num_kv_heads,
         head_dim=target.head_dim,
         rms_norm_eps=target.norm_eps,
         rope=plain_rope(rope, target.head_dim),

@@ -129,7 +129,8 @@ class _Run:
         report = self._trainee.loss(self._store.batch(indices), training=True)
         for optimiser in self._optimisers:
             optimiser.zero_grad(set_to_none=True)
-        report.loss.backward()  # type: ignore[no-untyped-call]
+        if report.loss.requires_grad:  # not of a batch whose answers are too short for any draft
+            report.loss.backward()  # type: ignore[no-untyped-call]
         factor = rate_at(state.step, self._schedule_steps(), options.warmup_steps)
         set_rates(self._optimisers, factor * options.lr_scale)
         for optimiser in self._optimisers:

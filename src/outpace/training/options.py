@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,8 +53,11 @@ class TrainingOptions:
             )
         positive = (given[0], "tokens_per_step", "lr_scale", "timing_steps", "evaluated_tokens")
         for name in positive:
-            if getattr(self, name) <= 0:
-                raise OptionError(f"{name} must be positive, got {getattr(self, name)}")
+            # Written so that NaN fails.
+            if not 0 < getattr(self, name) < math.inf:
+                raise OptionError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise OptionError(f"seed must be a number from 0 on, got {self.seed}")
         if self.patience is not None and self.patience < 1:
             raise OptionError(f"patience is a number of evaluations from 1 on, got {self.patience}")
 

@@ -25,6 +25,8 @@ class RunDirectory:
         """identity: JSON values that the run's result depends on; those of a run that is gone on
         with must be the same. Raises OptionError where they are not, naming what differs, and for
         an `out` that holds something."""
+        if not out.name:
+            raise OptionError(f"the draft needs a directory of its own, got {str(out)!r}")
         self.out = out
         self.path = out.with_name(f"{out.name}.work")
         self._identity = json.loads(json.dumps(identity))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outpace.errors import OptionError
+from outpace.errors import ModelError, OptionError
 from outpace.heads.kinds import detect_kind
 from outpace.training.batches import training_indices
 from outpace.training.vocabulary import choose_draft_vocabulary, count_tokens
@@ -17,7 +17,10 @@ from outpace.training.vocabulary import choose_draft_vocabulary, count_tokens
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
+    from outpace.heads.checkpoint import EagleCheckpoint
     from outpace.heads.config import EagleConfig
+    from outpace.heads.exit import ExitCheckpoint
+    from outpace.heads.medusa import MedusaCheckpoint
     from outpace.heads.target_parts import TargetParts
     from outpace.training.draft_size import ModelSize
     from outpace.training.store import FeatureStore
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
 KINDS = ("eagle3", "eagle", "medusa", "draft_model", "early_exit")
 DEFAULT_DRAFT_VOCABULARY = 12288
 DEFAULT_COST = 0.1
+SHAPE = (
+    *("intermediate_size", "num_kv_heads", "num_heads"),
+    *("cost", "hidden_size", "num_layers"),
+)
+"""Settings that a draft to go on from has decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +43,9 @@ class DraftSettings:
     kind: one of `KINDS`, called as the method it is for. init: a draft of the same kind to go on
     from. draft_vocab_size: tokens that it can draft (not of draft models, which draft all).
     ttt_steps: draft steps that EAGLE heads are unrolled for. intermediate_size, num_kv_heads: of
-    an EAGLE head. train_head: whether its output head departs from the target's. num_heads: of
-    Medusa. layer: of an early exit. cost, hidden_size, num_layers: of a draft model; see
-    `draft_size`.
+    an EAGLE head. train_head: whether its output head departs from the target's; None: if that of
+    `init` does. num_heads: of Medusa. layer: of an early exit. cost, hidden_size, num_layers: of a
+    draft model; see `draft_size`.
     """
 
     kind: str
@@ -58,6 +66,7 @@ class DraftSettings:
     def check(self, parts: TargetParts) -> None:
         """Raise OptionError or ModelError for settings that no run could follow, before hours of
         one are spent."""
+        from outpace.heads.shared_head import check_final_norm
         from outpace.training.losses import loss_named
 
         assert self.kind in KINDS
@@ -68,12 +77,23 @@ class DraftSettings:
                 f"a draft vocabulary has from 1 to {parts.num_tokens} tokens, all of the "
                 f"target's; got {size}"
             )
-        if self.init is not None and (found := detect_kind(self.init)) != self.kind:
+        check_final_norm(parts, "a draft in training")
+        if self.init is not None:
+            self._check_init(self.init)
+        _BUILDERS[self.kind](self, parts).check()
+
+    def _check_init(self, init: Path) -> None:
+        if (found := detect_kind(init)) != self.kind:
             raise OptionError(
-                f"{self.init} holds a draft for method {found!r}, and one for {self.kind!r} is to "
+                f"{init} holds a draft for method {found!r}, and one for {self.kind!r} is to "
                 "be trained; a run goes on from a draft of its own kind"
             )
-        _BUILDERS[self.kind](self, parts).check()
+        given = [name for name in SHAPE if getattr(self, name) is not None]
+        if given:
+            raise OptionError(
+                f"{' and '.join(given)} cannot be chosen for a draft that goes on from {init}: its "
+                "shape is that draft's; leave the choice out"
+            )
 
     def as_json(self) -> dict[str, Any]:
         values = {key: value for key, value in asdict(self).items() if value is not None}
@@ -130,23 +150,30 @@ class _Builder(ABC):
 
 class _Eagle(_Builder):
     def layers(self) -> tuple[int, ...]:
+        head = self._init()
+        return self._config(1).feature_layers if head is None else head.config.feature_layers
+
+    def check(self) -> None:
+        self.layers()
+        if (head := self._init()) is not None:
+            head.check_trainable(self.parts)
+
+    def _init(self) -> EagleCheckpoint | None:
         from outpace.heads.checkpoint import read_eagle
 
-        if self.settings.init is not None:
-            head = read_eagle(self.settings.init, self.parts, self.settings.kind)
-            return head.config.feature_layers
-        return self._config(1).feature_layers
+        init = self.settings.init
+        return None if init is None else read_eagle(init, self.parts, self.settings.kind)
 
     def trainee(self, store: FeatureStore) -> Trainee:
-        from outpace.heads.checkpoint import read_eagle
         from outpace.training.eagle import EagleOptions
         from outpace.training.eagle_init import eagle_from_head, eagle_from_target
 
-        settings = self.settings
+        settings, head = self.settings, self._init()
         given = self.given(ttt_steps="ttt_steps", train_head="train_head")
+        if head is not None:
+            given.setdefault("train_head", head.stores_head)
         options = EagleOptions(**self.common, **given)
-        if settings.init is not None:
-            head = read_eagle(settings.init, self.parts, settings.kind)
+        if head is not None:
             size = settings.draft_vocab_size
             vocabulary = None if size is None else self.vocabulary(store, size)
             return eagle_from_head(head, self.parts, store, options, vocabulary)
@@ -170,20 +197,24 @@ class _Eagle(_Builder):
 
 class _Medusa(_Builder):
     def check(self) -> None:
-        from outpace.heads.shared_head import check_target
+        start = self._init()
+        if start is not None and start.lm_heads:
+            raise ModelError(
+                f"{start.directory} has output heads of its own; they can draft, and cannot be "
+                "trained further here: start without --init"
+            )
 
-        sizes = {"vocab_size": self.parts.vocab_size, "hidden_size": self.parts.hidden_size}
-        check_target(self.parts, "a Medusa head", **sizes)
+    def _init(self) -> MedusaCheckpoint | None:
+        from outpace.heads.medusa import read_medusa
+
+        init = self.settings.init
+        return None if init is None else read_medusa(init, self.parts)
 
     def trainee(self, store: FeatureStore) -> Trainee:
-        from outpace.heads.medusa import read_medusa
         from outpace.training.medusa import MedusaOptions, MedusaTrainee
 
-        settings, start = self.settings, None
-        vocabulary = None
-        if settings.init is not None:
-            start = read_medusa(settings.init, self.parts)
-            vocabulary = start.draft_token_ids
+        settings, start = self.settings, self._init()
+        vocabulary = None if start is None else start.draft_token_ids
         if vocabulary is None or settings.draft_vocab_size is not None:
             vocabulary = self.vocabulary(store, DEFAULT_DRAFT_VOCABULARY)
         options = MedusaOptions(**self.common, **self.given(num_heads="num_heads"))
@@ -201,34 +232,44 @@ class _EarlyExit(_Builder):
                 f"an exit of {parts.name} is one of its layers 1 to {parts.num_layers - 1}, "
                 f"got {layer}"
             )
+        start = self._init()
+        if start is not None and start.config.exit_layer != layer:
+            raise OptionError(
+                f"an exit after layer {layer} cannot go on from {start.directory}, which was "
+                f"trained for layer {start.config.exit_layer}"
+            )
+
+    def _init(self) -> ExitCheckpoint | None:
+        from outpace.heads.exit import read_exit
+
+        init = self.settings.init
+        return None if init is None else read_exit(init, self.parts)
 
     def trainee(self, store: FeatureStore) -> Trainee:
-        from outpace.heads.exit import read_exit
         from outpace.training.early_exit import ExitOptions, ExitTrainee
 
-        settings, start, vocabulary = self.settings, None, None
-        if settings.init is not None:
-            start = read_exit(settings.init, self.parts)
-            vocabulary = start.draft_token_ids
+        settings, start = self.settings, self._init()
+        vocabulary = None if start is None else start.draft_token_ids
         if vocabulary is None or settings.draft_vocab_size is not None:
             vocabulary = self.vocabulary(store, DEFAULT_DRAFT_VOCABULARY)
         options = ExitOptions(**self.common)
         return ExitTrainee(self.parts, self._layer(), vocabulary, options, start)
 
     def _layer(self) -> int:
-        from outpace.heads.exit import read_exit
-
         if self.settings.layer is not None:
             return self.settings.layer
-        if self.settings.init is not None:
-            return read_exit(self.settings.init, self.parts).config.exit_layer
-        return max(1, self.parts.num_layers // 2)
+        start = self._init()
+        return max(1, self.parts.num_layers // 2) if start is None else start.config.exit_layer
 
 
 class _DraftModel(_Builder):
     def check(self) -> None:
+        from outpace.training.draft_model import DraftModelOptions, draft_model_from
+
         if self.settings.init is None:
             self.size()
+        else:  # it is read whole: a start that cannot be is told before hours of answers
+            draft_model_from(self.settings.init, self.parts, DraftModelOptions(**self.common))
 
     def size(self) -> ModelSize:
         """The shape asked for, or proposed for the cost."""

@@ -218,6 +218,17 @@ def test_a_draft_is_what_single_passes_give(config: EagleConfig, options: dict[s
     assert all(map(same_bits, same, again))
 
 
+@pytest.mark.parametrize("temperature", [1e-50, 1e39])
+def test_temperatures_beyond_float32_are_held_to_it(temperature: float) -> None:
+    config = HEADS[1]
+    head, captured = new_head(config), features(5, config)
+    chooser = Chooser(temperature, [0.1, 0.9])
+    made = head.draft(opened(head), [0], [0], [some_tokens(5)], captured, [2], [chooser])
+    assert len(made.token_ids[0]) == 2
+    assert made.q[0] is not None
+    np.testing.assert_allclose(made.q[0].sum(axis=1), 1.0, rtol=1e-5)
+
+
 @pytest.mark.parametrize("options", FORMATS)
 def test_bits_do_not_depend_on_company_chunks_or_threads(options: dict[str, Any]) -> None:
     config = HEADS[1]

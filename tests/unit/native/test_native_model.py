@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -115,6 +116,18 @@ def test_more_segments_than_before_trees_and_keep(model: NativeModel) -> None:
     cache.copy(2, 1, 0, 7)
     rest, _ = forward(model, cache, TOKENS[7:], [NativeSegment(1, 7, 5)])
     assert rest.tobytes() == whole[7:].tobytes()
+
+
+def test_a_tree_needs_as_many_positions_as_it_is_deep(model: NativeModel) -> None:
+    """Not as many as it has nodes, for which the cache has slots."""
+    ids = np.arange(POSITIONS - 2, dtype=np.int32) % (VOCAB - 2)
+    cache = NativeCache(model, 1, 2 * POSITIONS)
+    forward(model, cache, ids, [NativeSegment(0, 0, len(ids))])
+    for last, fits in ((1, True), (6, False)):
+        parents = np.array([*[-1] * 6, 0, last], np.int32)
+        segments = [NativeSegment(0, len(ids), 8, parents)]
+        with nullcontext() if fits else pytest.raises(ModelError, match="positions"):
+            forward(model, cache, TOKENS[:8], segments)
 
 
 def test_capture_and_single_layers(model: NativeModel) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from model_files import write_hf
+from tiny import tiny_model
 
-from outpace.errors import OptionError
+from outpace.errors import ModelError, OptionError
 from outpace.heads.target_parts import TargetParts
 from outpace.models.load import load_model
 from outpace.models.open import open_checkpoint
@@ -21,6 +22,7 @@ from outpace.training.eagle_init import (
     new_eagle_config,
 )
 from outpace.training.trainee import TrainingBatch
+from outpace.training.trainees import KINDS, DraftSettings
 
 
 class LargeFeatures:
@@ -111,3 +113,16 @@ def test_eagle_1_takes_the_last_feature_as_the_target_norms_it(parts: TargetPart
 def test_an_unknown_algorithm_is_refused(parts: TargetParts) -> None:
     with pytest.raises(OptionError, match="eagle3 or eagle, got 'hydra'"):
         new_eagle_config(parts.config, 30, algorithm="hydra")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_with_another_final_norm_are_refused(kind: str) -> None:
+    """What a draft is to learn is computed through an RMS norm; it would learn something else."""
+    other = TargetParts(tiny_model(vocab_size=107, hidden_size=32, norm="layer"))
+    with pytest.raises(ModelError, match="is a layer norm; use another method"):
+        DraftSettings(kind=kind).check(other)
+
+
+def test_key_and_value_heads_are_shared_evenly(parts: TargetParts) -> None:
+    with pytest.raises(OptionError, match="cannot share 3 key and value heads evenly"):
+        new_eagle_config(parts.config, 20, num_key_value_heads=3)

@@ -254,7 +254,10 @@ def test_a_budget_in_epochs(tmp_path: Path) -> None:
     [
         ({"steps": None}, "one of steps, minutes and epochs; got none"),
         ({"minutes": 1.0}, r"got \['steps', 'minutes'\]"),
-        ({"steps": 0}, "steps must be positive, got 0"),
+        ({"steps": 0}, "steps must be positive and finite, got 0"),
+        ({"steps": None, "epochs": float("nan")}, "epochs must be positive and finite, got nan"),
+        ({"steps": None, "minutes": float("inf")}, "minutes must be positive and finite, got inf"),
+        ({"seed": -1}, "seed must be a number from 0 on, got -1"),
         ({"tokens_per_step": 0}, "tokens_per_step must be positive"),
         ({"patience": 0}, "from 1 on, got 0"),
     ],
@@ -262,6 +265,21 @@ def test_a_budget_in_epochs(tmp_path: Path) -> None:
 def test_options_that_cannot_be(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         replace(OPTIONS, **changes)
+
+
+def test_a_batch_without_any_draft_is_passed_over(tmp_path: Path) -> None:
+    """Answers of one token: nothing follows of which a draft could be right."""
+
+    class Silent(Regression):
+        def loss(self, batch: TrainingBatch, *, training: bool) -> LossReport:
+            report = super().loss(batch, training=training)
+            if training and batch.starts[-1] % 2:
+                return LossReport(torch.zeros(()), report.tried, report.accepted)
+            return report
+
+    store: Any = MemoryStore()
+    result = train(Silent(), store, OPTIONS, tmp_path)
+    assert result.steps == OPTIONS.steps
 
 
 def test_nothing_to_train_on_is_said(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ packing them takes no time, weights are packed in memory at every start.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -122,7 +123,8 @@ def packed_in_memory(
     places, total = _places(matrices, 0)
     memory = mmap.mmap(-1, max(total, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # kernels that have no huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     packed = {}
     for matrix, (start, size) in zip(matrices, places, strict=True):
         packed[matrix.name] = np.frombuffer(memory, np.uint8, count=size, offset=start)

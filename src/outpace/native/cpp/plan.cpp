@@ -36,6 +36,20 @@ bool check_parents(const op_segment &segment, int index, char *error) {
   return true;
 }
 
+// Positions that a segment's tokens reach: of a tree its deepest path, which may be shorter than the
+// slots that all its nodes take.
+int64_t positions_of(const op_segment &segment) {
+  if (!segment.parents) return (int64_t)segment.start + segment.num_tokens;
+  std::vector<int64_t> ends((size_t)segment.num_tokens);
+  int64_t last = 0;
+  for (int i = 0; i < segment.num_tokens; i++) {
+    const int32_t parent = segment.parents[i];
+    ends[(size_t)i] = (parent < 0 ? (int64_t)segment.start : ends[(size_t)parent]) + 1;
+    last = std::max(last, ends[(size_t)i]);
+  }
+  return last;
+}
+
 bool check_segments(const op_model &model, const op_cache &cache, const op_batch &batch, char *error) {
   int64_t num_tokens = 0, end = 0;
   std::vector<char> taken((size_t)cache.num_rows, 0);
@@ -51,7 +65,7 @@ bool check_segments(const op_model &model, const op_cache &cache, const op_batch
                   (long long)segment.start + segment.num_tokens - 1, cache.capacity);
     if (!check_parents(segment, i, error)) return false;
     num_tokens += segment.num_tokens;
-    end = std::max(end, (int64_t)segment.start + segment.num_tokens);
+    end = std::max(end, positions_of(segment));
   }
   if (num_tokens != batch.num_tokens)
     return fail(error, "segments hold %lld tokens, the batch %d", (long long)num_tokens,
