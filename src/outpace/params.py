@@ -220,6 +220,8 @@ class SamplingParams:
                 raise OptionError("allowed_token_ids is empty: no token could be generated")
             for token_id in allowed:
                 _check_integer("allowed_token_ids", token_id, 0)
+            # Each once: they are looked up at every position.
+            object.__setattr__(self, "allowed_token_ids", tuple(dict.fromkeys(allowed)))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outpace.serving.errors import ApiError
+from outpace.serving.protocol import parse as parsing
 from outpace.serving.protocol.chat import ChatRequest
 from outpace.serving.protocol.completions import CompletionRequest
 from outpace.serving.protocol.parse import parse
@@ -117,9 +118,19 @@ def test_unknown_fields_are_all_named_with_what_was_meant() -> None:
     assert "mean 'q" not in error.message
 
 
-def test_many_or_long_unknown_fields_make_a_short_message() -> None:
+def test_many_or_long_unknown_fields_make_a_short_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+
+    def close_matches(name: str, *args: Any, **named: Any) -> list[str]:
+        looked_up.append(name)
+        return []
+
+    monkeypatch.setattr(parsing, "get_close_matches", close_matches)
     body = completion(**{f"{i:03}{'x' * 500}": 1 for i in range(300)})
-    assert len(refusal(CompletionRequest, body).message) < 2000
+    error = refusal(CompletionRequest, body)
+    assert len(error.message) < 2000
+    assert "and 290 more" in error.message
+    assert len(looked_up) == 10, "a body of many fields would keep the server busy"
 
 
 def test_what_asks_for_nothing_is_taken() -> None:

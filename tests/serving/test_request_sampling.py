@@ -156,6 +156,8 @@ def test_text_is_no_structure_and_whitespace_is_asked_for_apart() -> None:
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"bad_words": ["a"] * 1025}, "bad_words"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"allowed_token_ids": [1] * (2**18 + 1)}, "allowed_token_ids"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),

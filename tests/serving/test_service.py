@@ -11,6 +11,7 @@ import pytest
 from servers import HeldEngine, break_next_step, slow_llm, tiny_llm
 
 from outpace import LLM, SamplingParams
+from outpace.errors import OptionError
 from outpace.serving.errors import ApiError
 from outpace.serving.service import Service, merged
 from outpace.serving.settings import ServerSettings
@@ -54,6 +55,19 @@ async def text_of(service: Service, prompt: Any = PROMPT, params: SamplingParams
         text = "".join([event.text async for event in stream])
     assert stream.output.outputs[0].text == text
     return text
+
+
+def test_a_model_whose_own_sampling_is_impossible_is_not_served(make: Make) -> None:
+    """Every request would be refused for it, and the server would say that it is ready."""
+    llm = tiny_llm()
+
+    def impossible() -> SamplingParams:
+        raise OptionError("temperature must be at least 0, got -1")
+
+    llm.get_default_sampling_params = impossible  # type: ignore[method-assign]
+    with pytest.raises(OptionError, match="temperature"):
+        make(llm)
+    llm.close()
 
 
 async def test_an_answer_is_the_engines(make: Make) -> None:

@@ -90,6 +90,15 @@ def test_answers_have_states_of_their_own() -> None:
     assert allowed_by(other, []) == {A}
 
 
+def test_masks_of_what_was_said_are_let_go() -> None:
+    """One is kept for the newest position, whether or not anything was drafted on the way."""
+    state, output = TOY.start(), list[int]()
+    for token in (A, *[B, C] * 20):
+        assert token in allowed_by(state, output)
+        output.append(token)
+        assert len(state._masks) <= 2
+
+
 class Counting(list):  # type: ignore[type-arg]
     """Counts the tokens that are read of it."""
 

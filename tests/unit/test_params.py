@@ -57,7 +57,7 @@ def test_json_spells_the_ids_of_a_bias_as_text() -> None:
 
 
 def test_lists_become_tuples() -> None:
-    params = SamplingParams(bad_words=["a"], allowed_token_ids=[3, 4], stop="x")
+    params = SamplingParams(bad_words=["a"], allowed_token_ids=[3, 4, 3], stop="x")
     assert (params.bad_words, params.allowed_token_ids, params.stop) == (("a",), (3, 4), ("x",))
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from outpace.cli.advised import advised, with_advised_model
 from outpace.cli.interrupts import terminate_as_interrupt
 from outpace.cli.main import EXIT_INTERRUPTED
 from outpace.cli.model_options import load_target
@@ -37,6 +39,8 @@ _CHOSEN = (
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
+# What says which checks are made, and how many.
+_CHECKS = ("prompts", "quick", "minutes", "num_texts", "max_tokens", "num_seeds")
 _MAX_PROMPT_TOKENS = 1024
 _MOST_PROMPTS = 1000
 
@@ -119,8 +123,10 @@ def audit(**values: Any) -> int:
     chi-square on the model itself. Ends with status 0 where nothing was found, 3 where something
     was.
     """
+    if values["self_test"]:
+        _refuse_checks()
     params = replace(build_sampling(values, _CHOSEN), temperature=values["temperature"])
-    config = build_speculative_config(values) or {"method": "auto"}
+    config, file = build_speculative_config(values) or {"method": "auto"}, advised(values)
     if config.get("method") == "none":
         raise OptionError("method 'none' drafts nothing, so there is nothing to audit")
     if values["json_file"] not in (None, _STDOUT):
@@ -128,11 +134,29 @@ def audit(**values: Any) -> int:
 
     from outpace.measure.audit.subject import Subject
 
+    if file is not None:
+        values = with_advised_model(values, file)
+    loaded = load_target(values)
+    if file is not None:
+        file.check(loaded.fingerprint, loaded.name, str(values["config"]))
     subject = Subject(
-        load_target(values), config, params, values["batch"], max_model_len=values["max_model_len"]
+        loaded, config, params, values["batch"], max_model_len=values["max_model_len"]
     )
     with terminate_as_interrupt():
         return _self_test(subject, values) if values["self_test"] else _audit(subject, values)
+
+
+def _refuse_checks() -> None:
+    """Raise OptionError for options that say what to check, beside --self-test."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name
+        given = name and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if given and name in _CHECKS:
+            raise OptionError(
+                f"--self-test has checks of its own, so {parameter.opts[0]} has no meaning; leave "
+                "one of the two out"
+            )
 
 
 def _audit(subject: Subject, values: dict[str, Any]) -> int:

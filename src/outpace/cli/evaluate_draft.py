@@ -198,6 +198,8 @@ def _show(target: LoadedModel, found: DraftQuality) -> None:
         "drafts whose tokens before were all accepted.",
         err=True,
     )
+    if found.num_left_out:
+        click.echo(f"{found.num_left_out} prompts did not fit in the context.", err=True)
     if found.num_different:
         click.echo(
             f"{found.num_different} of {found.num_questions * len(found.lengths)} answers differ "

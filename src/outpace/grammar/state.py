@@ -184,10 +184,7 @@ class GrammarState:
         limit = min(len(consumed), num_output)
         while common < limit and consumed[common] == tokens[start + common]:
             common += 1
-        if common > self._num_agreed:
-            # Nothing before the output's end is asked about again.
-            self._masks = {at: mask for at, mask in self._masks.items() if at >= common}
-        self._num_agreed = common
+        self._agree(common)
         place = num_output + len(drafted)
         if common == num_output:
             limit = min(len(consumed), place)
@@ -209,8 +206,14 @@ class GrammarState:
         possible = rest[: self._num_text_tokens(rest)]
         if possible:
             self._consumed += possible[: self._matcher.try_consume_tokens(possible)]
-        self._num_agreed = min(len(self._consumed), num_output)
+        self._agree(min(len(self._consumed), num_output))
         return len(self._consumed) == place
+
+    def _agree(self, count: int) -> None:
+        """So many of the consumed tokens are output: nothing before them is asked about again."""
+        if count > self._num_agreed:
+            self._masks = {at: mask for at, mask in self._masks.items() if at >= count}
+        self._num_agreed = count
 
     def _num_text_tokens(self, token_ids: List[int]) -> int:
         """How many come before the first that is an end token or outside the vocabulary."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.engine.metrics import EngineMetrics
-from outpace.errors import OptionError
+from outpace.errors import ContextLengthError, OptionError
 from outpace.heads.kinds import speculative_config
 from outpace.measure.formulas import speedup
 from outpace.outputs import SpeculationStats
@@ -118,13 +118,15 @@ class LengthResult:
 class DraftQuality:
     """What `measure_draft` found.
 
-    plain_pass_s: seconds of a target pass over one row. acceptance_by_category: conditional
+    num_left_out: prompts that do not fit in the context. plain_pass_s: seconds of a target pass
+    over one row. acceptance_by_category: conditional
     acceptance by position at the longest draft. num_different: greedy answers whose ids differ from
     plain decoding's: rounding where two tokens are nearly tied; None where they were sampled.
     """
 
     method: str
     num_questions: int
+    num_left_out: int
     plain_tokens_per_s: float
     plain_pass_s: float
     lengths: list[LengthResult]
@@ -166,9 +168,26 @@ def measure_draft(
             k: opened.enter_context(LLM(target, speculative_config=config, max_num_seqs=1))
             for k, config in zip(lengths, configs, strict=True)
         }
-        runs, num_different = _run_all(llms, questions, params, progress)
+        fitting = _fitting(llms[lengths[0]], questions, params)
+        runs, num_different = _run_all(llms, fitting, params, progress)
     comparable = params.is_greedy or params.seed is not None
-    return _judged(configs[0]["method"], runs, questions, num_different if comparable else None)
+    num_left_out = len(questions) - len(fitting)
+    found = num_different if comparable else None
+    return _judged(configs[0]["method"], runs, len(fitting), num_left_out, found)
+
+
+def _fitting(llm: LLM, questions: List[Question], params: SamplingParams) -> list[Question]:
+    """Those whose prompts fit in the context; raises the error of the last one if none does."""
+    fitting: list[Question] = []
+    for number, question in enumerate(questions, 1):
+        try:
+            llm.prepare(question.prompt, params)
+        except ContextLengthError:
+            if number == len(questions) and not fitting:
+                raise
+        else:
+            fitting.append(question)
+    return fitting
 
 
 def _run_all(
@@ -225,7 +244,8 @@ def _combined(
 def _judged(
     method: str,
     runs: Mapping[int, Run],
-    questions: List[Question],
+    num_questions: int,
+    num_left_out: int,
     num_different: int | None,
 ) -> DraftQuality:
     plain = runs[PLAIN]
@@ -237,7 +257,8 @@ def _judged(
     longest = drafted[max(drafted)]
     return DraftQuality(
         method=method,
-        num_questions=len(questions),
+        num_questions=num_questions,
+        num_left_out=num_left_out,
         plain_tokens_per_s=plain.tokens_per_s,
         plain_pass_s=pass_s,
         lengths=lengths,

@@ -37,11 +37,14 @@ class History:
             if seq.num_output < params.min_tokens
             else None
         )
+        self._allowed = (
+            None if params.allowed_token_ids is None else _token_ids(params.allowed_token_ids)
+        )
         self._penalises_output = bool(params.presence_penalty or params.frequency_penalty)
         self._penalises = self._penalises_output or params.repetition_penalty != 1.0
         self.is_neutral = not (
             self._penalises
-            or params.allowed_token_ids is not None
+            or self._allowed is not None
             or seq.bad_words_ids
             or self._ends is not None
             or params.logit_bias
@@ -78,8 +81,8 @@ class History:
         return logits
 
     def _allow_only(self, logits: Float[np.ndarray, " V"]) -> None:
-        if self.params.allowed_token_ids is not None:
-            allowed = _within(_token_ids(self.params.allowed_token_ids), logits)
+        if self._allowed is not None:
+            allowed = _within(self._allowed, logits)
             kept = logits[allowed]
             logits.fill(-np.inf)
             logits[allowed] = kept

@@ -43,6 +43,8 @@ _SAME_NAMES = (
     "prompt_logprobs",
     "logit_bias",
 )
+MAX_ALLOWED = 2**18
+"""Most entries of allowed_token_ids: more than any vocabulary has tokens."""
 COMPLETION_MAX_TOKENS = 16
 """What /v1/completions generates if nothing is said, as OpenAI's does."""
 
@@ -173,6 +175,8 @@ def _check_sizes(body: GenerationRequest, settings: ServerSettings) -> None:
     _check_length("stop", stop, settings.max_stop)
     _check_length("logit_bias", body.logit_bias, settings.max_logit_bias)
     _check_length("bad_words", body.bad_words, settings.max_logit_bias)
+    _check_length("stop_token_ids", body.stop_token_ids, settings.max_logit_bias)
+    _check_length("allowed_token_ids", body.allowed_token_ids, MAX_ALLOWED)
 
 
 def _check_stream(body: GenerationRequest) -> None:

@@ -76,6 +76,7 @@ class Service:
     """An LLM behind limits. All methods belong to the event loop's thread."""
 
     def __init__(self, llm: LLM, settings: ServerSettings) -> None:
+        llm.get_default_sampling_params()  # a model whose own are not possible serves nobody
         self.llm = llm
         self.settings = settings
         self.admission = Admission(llm.state().num_rows, settings.max_queue)
@@ -173,7 +174,8 @@ class Service:
         self.is_draining = True
         self.admission.close()
         for limit in self.bodies:
-            limit.reschedule(asyncio.get_running_loop().time())
+            with suppress(RuntimeError):  # one that has just expired
+                limit.reschedule(asyncio.get_running_loop().time())
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._running and not is_forced.is_set():

@@ -14,6 +14,7 @@ from audit_cases import MODEL
 from outpace.cli import audit as command
 from outpace.cli.audit_tables import conclusion
 from outpace.cli.interrupts import terminate_as_interrupt
+from outpace.measure.advise.configuration import AdvisedConfig, write_config
 from outpace.measure.audit import run, self_test
 from outpace.measure.audit.results import (
     LOSSLESS,
@@ -147,6 +148,8 @@ def test_options_reach_the_audit(run_cli: Run, finds: Any) -> None:
         (("--method", "none"), "nothing to audit"),
         (("--samples", "3"), "at least 64"),
         (("--self-test", "--temperature", "0"), "temperature above 0"),
+        (("--self-test", "--quick"), "--quick has no meaning"),
+        (("--self-test", "--num-texts", "3"), "--num-texts has no meaning"),
         (("--top-p", "0"), "top_p"),
     ],
 )
@@ -156,6 +159,29 @@ def test_errors_in_one_line(run_cli: Run, args: tuple[str, ...], said: str) -> N
     assert said in found.err
     assert found.err.startswith("error: ")
     assert found.err.count("\n") == 1
+
+
+def test_a_configuration_decides_the_model_too(
+    run_cli: Run, finds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model's audit would say that this one is lossless."""
+    loaded: dict[str, Any] = {}
+
+    def load(values: dict[str, Any]) -> Any:
+        loaded.update(values)
+        return MODEL
+
+    monkeypatch.setattr(command, "load_target", load)
+    asked, path = finds(result_of(LOSSLESS)), tmp_path / "advice.json"
+    method = {"method": "suffix", "num_speculative_tokens": 4}
+    write_config(path, AdvisedConfig("a-model", MODEL.fingerprint, "float32", method))
+    assert run_cli("audit", "--config", str(path)).status == 0
+    assert (loaded["model"], loaded["dtype"]) == ("a-model", "float32")
+    assert asked["subject"].config == method
+    write_config(path, AdvisedConfig("a-model", "of another", "float32", method))
+    found = run_cli("audit", "--config", str(path))
+    assert found.status == 1
+    assert "run outpace advise again" in found.err
 
 
 def planted(*caught: bool) -> SelfTest:

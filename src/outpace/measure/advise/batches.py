@@ -97,6 +97,8 @@ def _measured_ratio(
     params = options.params(min(_BATCH_TOKENS, options.max_tokens), ignore_eos=True)
     runs = [Runs(), Runs()]
     try:
+        if min(engine.llm.state().num_rows for engine in engines) < len(prompts):
+            return None, True  # they would run one after another
         for engine in engines:
             run_once(engine, prompts, options.params(8, ignore_eos=True), Runs(), 0)
         for order in ((0, 1), (1, 0)):

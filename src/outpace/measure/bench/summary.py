@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -173,8 +174,8 @@ def _timelines(found: PathResults) -> list[Row]:
 
 
 def crossover_rows(path: Row) -> list[Row]:
-    """For every method and temperature its ratio to plain decoding by batch, and the first batch in
-    which plain decoding was faster."""
+    """For every method and temperature its ratio to plain decoding by batch, and the batch from
+    which on plain decoding was faster; None where it was not at the largest one."""
     by_method: dict[tuple[float, str], list[Row]] = {}
     for setting in path["settings"]:
         for method in setting["methods"]:
@@ -188,12 +189,16 @@ def crossover_rows(path: Row) -> list[Row]:
             "temperature": temperature,
             "method": method,
             "ratios": ratios,
-            "crossover_batch": next(
-                (row["batch"] for row in ratios if row["ratio"] and row["ratio"]["mean"] < 1), None
-            ),
+            "crossover_batch": _crossover([row for row in ratios if row["ratio"]]),
         }
         for (temperature, method), ratios in by_method.items()
     ]
+
+
+def _crossover(ratios: list[Row]) -> int | None:
+    """ratios: by batch, ascending."""
+    slower = takewhile(lambda row: row["ratio"]["mean"] < 1, reversed(ratios))
+    return next((int(row["batch"]) for row in reversed(list(slower))), None)
 
 
 def _plain_values(values: Any) -> Any:

@@ -76,17 +76,25 @@ def crossover_sentence(entries: Sequence[Values]) -> str:
     """From which batch on the methods of one path and temperature lose to plain decoding."""
     largest = max(each["batch"] for entry in entries for each in entry["ratios"])
     smallest = min(each["batch"] for entry in entries for each in entry["ratios"])
-    by_batch: dict[int | None, list[str]] = {}
+    by_batch: dict[int, list[str]] = {}
+    lasting, wavering = [], []
     for entry in entries:
-        by_batch.setdefault(entry["crossover_batch"], []).append(quoted(entry["method"]))
-    lasting = by_batch.pop(None, [])
+        name, batch = quoted(entry["method"]), entry["crossover_batch"]
+        if batch is not None:
+            by_batch.setdefault(batch, []).append(name)
+        elif any((each.get("ratio") or {"mean": 1.0})["mean"] < 1 for each in entry["ratios"]):
+            wavering.append(name)
+        else:
+            lasting.append(name)
     slower = [
         f"{_listed(names)} {'at every batch' if batch == smallest else f'from batch {batch} on'}"
-        for batch, names in sorted((batch or 0, names) for batch, names in by_batch.items())
+        for batch, names in sorted(by_batch.items())
     ]
     said = [f"Slower than plain decoding: {'; '.join(slower)}."] if slower else []
     if lasting:
         said.append(f"Not slower up to batch {largest}: {_listed(lasting)}.")
+    if wavering:
+        said.append(f"Slower at smaller batches alone: {_listed(wavering)}.")
     return " ".join(said)
 
 

@@ -14,6 +14,8 @@ from outpace.serving.errors import ApiError
 Model = TypeVar("Model", bound=BaseModel)
 _OBJECT = "should be an object"
 _WANTED = {"dict_type": _OBJECT, "model_type": _OBJECT, "model_attributes_type": _OBJECT}
+MOST_NAMED = 10
+"""Most unknown fields that a message names."""
 SHOWN = 80
 """Most characters of a faulty value or name that a message repeats."""
 
@@ -66,17 +68,17 @@ def _unknown_kind(fault: ErrorDetails, path: str) -> ApiError:
 
 
 def _unknown(faults: list[ErrorDetails], model: type[BaseModel], data: Any) -> ApiError:
-    paths = [list(_path(fault["loc"], data)) for fault in faults]
-    named = []
+    # A body may hold very many: only those that are shown are looked at.
+    paths = [list(_path(fault["loc"], data)) for fault in faults[:MOST_NAMED]]
+    named, known = [], _names(model)
     for path in paths:
-        name = str(path[-1])
-        near = get_close_matches(name, _names(model), n=1)
+        near = get_close_matches(str(path[-1]), known, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         shown = ".".join(str(part) for part in path)
         named.append(f"{shown!r:.{SHOWN}}{hint}")
-    more = len(named) - 10
-    shown = ", ".join(named[:10]) + (f" and {more} more" if more > 0 else "")
-    what = "field" if len(named) == 1 else "fields"
+    more = len(faults) - len(named)
+    shown = ", ".join(named) + (f" and {more} more" if more > 0 else "")
+    what = "field" if len(faults) == 1 else "fields"
     param = ".".join(str(part) for part in paths[0])[:SHOWN]
     return ApiError(
         400, f"unknown {what} {shown}: nothing is ignored here", param=param, code="unknown_field"

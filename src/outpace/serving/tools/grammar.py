@@ -37,7 +37,7 @@ def answer_grammar(
         "opened: opened_by_text" + (" | opened_by_token" if syntax.opener in vocab else ""),
         f"opened_by_text[lazy]: TEXT {json.dumps(syntax.opener)}",
         f"calls: {_calls(syntax, vocab, only_one)}",
-        f"call: %json {json.dumps(schema)}",
+        f"call: %json {json.dumps(schema, ensure_ascii=False)}",
         f"TEXT: {_NO_CALL if syntax.is_bare else _ANY_TEXT}",
     ]
     if syntax.opener in vocab:

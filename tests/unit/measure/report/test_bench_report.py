@@ -167,10 +167,15 @@ def test_crossover_in_words() -> None:
         {"method": "b", "crossover_batch": None, "ratios": [{"batch": 1}, {"batch": 8}]},
         {"method": "c", "crossover_batch": 1, "ratios": [{"batch": 1}, {"batch": 8}]},
         {"method": "d", "crossover_batch": 4, "ratios": [{"batch": 1}, {"batch": 8}]},
+        {
+            "method": "e",
+            "crossover_batch": None,
+            "ratios": [{"batch": 1, "ratio": {"mean": 0.9}}, {"batch": 8, "ratio": {"mean": 1.1}}],
+        },
     ]
     assert crossover_sentence(entries) == (
         "Slower than plain decoding: `c` at every batch; `a` and `d` from batch 4 on. "
-        "Not slower up to batch 8: `b`."
+        "Not slower up to batch 8: `b`. Slower at smaller batches alone: `e`."
     )
 
 
