@@ -60,7 +60,8 @@ class EagleRows:
 
     Features stay pending while nobody asks for drafts, 4 F bytes a token, F = features of all
     captured layers (6.9 kB for three layers of 576); the cache takes `EagleRunner.kv_bytes` for
-    `num_rows` rows of `capacity` slots.
+    `num_rows` rows of `capacity` slots. They stay so past the end of a text, as long as its row is
+    not needed: only a text that begins with this one is worth a pass of the head.
     """
 
     def __init__(self, head: EagleRunner, *, num_rows: int, num_slots: int) -> None:
@@ -70,15 +71,40 @@ class EagleRows:
         self.max_columns = min(self.cache.capacity, head.config.max_position_embeddings)
         self._layers = list(head.config.feature_layers)
         self._columns: dict[int, _Columns] = {}
+        self._ended: dict[int, Sequence] = {}  # with a row and pending features, oldest first
 
     def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
         """Give `seq` a row; see `Drafter.adopt`."""
+        if source is None and length:
+            source = self._ended_like(seq, length)
+        self._free_a_row(source, seq)
         known = self._fork(source, seq) if source is not None else None
         if known is None:
             row, known = self.cache.open(seq.tokens[1:], _salt(seq))
             self._columns[seq.seq_id] = _Columns(row, known)
         # A text too long for the head is never drafted for: no feature of it is worth a pass.
         return min(length, known) if self._fits(seq) else length
+
+    def _ended_like(self, seq: Sequence, length: int) -> Sequence | None:
+        """An ended text that has the first `length` tokens in common, if there is one."""
+        ended = (other for other in self._ended.values() if _salt(other) == _salt(seq))
+        return next((s for s in ended if common_prefix_len(s.tokens, seq.tokens) >= length), None)
+
+    def _free_a_row(self, source: Sequence | None, seq: Sequence) -> None:
+        """Close rows of ended texts until one is free; that of `source`, which `seq` begins with,
+        last, and with columns for what they share."""
+        while self._ended and not self.cache.num_free_rows:
+            oldest = next((s for s in self._ended.values() if s is not source), source)
+            assert oldest is not None
+            if oldest is source:
+                self._feed_shared(oldest, common_prefix_len(oldest.tokens, seq.tokens) - 1)
+            self._close(oldest)
+
+    def _feed_shared(self, source: Sequence, num_columns: int) -> None:
+        """Let the row of `source` hold so many columns, as far as their features are pending."""
+        shared = self._columns[source.seq_id]
+        while (missing := num_columns - self.cache.length(shared.row)) > 0 and shared.pending:
+            self.pass_over([source], [min(missing, len(shared.pending), MAX_FEED)])
 
     def _fork(self, source: Sequence, seq: Sequence) -> int | None:
         """Give `seq` a copy of what `source` has of their common beginning; returns how many
@@ -90,9 +116,7 @@ class EagleRows:
         # each sequence, for the sake of its output.
         num_features = min(common_prefix_len(source.tokens, seq.tokens), len(seq.tokens) - 1)
         num_columns = max(num_features - 1, 0)
-        while (missing := num_columns - self.cache.length(shared.row)) > 0 and shared.pending:
-            count = min(missing, len(shared.pending), MAX_FEED)
-            self.pass_over([source], [count])
+        self._feed_shared(source, num_columns)
         behind = self.cache.length(shared.row) - num_columns
         num_columns = min(num_columns, self.cache.length(shared.row))
         row = self.cache.fork(shared.row, num_columns)
@@ -167,21 +191,26 @@ class EagleRows:
             self.cache.append(feed.row, feed.token_ids)
 
     def release(self, seq: Sequence) -> None:
-        """Give the row back, with all columns whose features are known: a text that starts with
-        this one takes them over, and what the head lacks the target would have to feed again."""
-        if seq.seq_id not in self._columns:
+        """Give the row back, or keep it with features that are pending until it is needed: a text
+        that starts with this one takes them over, and what the head lacks the target would have to
+        feed again."""
+        columns = self._columns.get(seq.seq_id)
+        if columns is None:
             return
-        try:
-            self.catch_up([seq])
-            if pending := len(self._columns[seq.seq_id].pending):
-                self.pass_over([seq], [pending])
-        finally:
-            self.cache.close(self._columns.pop(seq.seq_id).row)
+        if columns.pending:
+            self._ended[seq.seq_id] = seq
+        else:
+            self._close(seq)
+
+    def _close(self, seq: Sequence) -> None:
+        self._ended.pop(seq.seq_id, None)
+        self.cache.close(self._columns.pop(seq.seq_id).row)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if rows have leaked."""
         self.cache.check_integrity([columns.row for columns in self._columns.values()])
-        assert not self._columns, f"columns left of sequences {sorted(self._columns)}"
+        running = self._columns.keys() - self._ended.keys()
+        assert not running, f"columns left of sequences {sorted(running)}"
 
     def _take_back(self, columns: _Columns) -> None:
         """Make the last column one to be fed again."""
