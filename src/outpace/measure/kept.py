@@ -16,6 +16,7 @@ from typing import Any
 from outpace import LLM, SamplingParams
 from outpace.engine.instruments import Instruments
 from outpace.engine.metrics import EngineMetrics
+from outpace.errors import OptionError
 from outpace.measure.decided import Decided, DecisionReader
 from outpace.measure.timing import Timing, since, timed_generation
 from outpace.models.load import LoadedModel
@@ -99,6 +100,12 @@ class KeptEngine:
         timing = asyncio.run(_time_batch(llm, prompts, params))
         timing.decided = self._decided()
         return timing
+
+    def check_rows(self, batch: int) -> None:
+        """Raise OptionError if it takes fewer requests at a time."""
+        num_rows = self.llm.state().num_rows
+        if num_rows < batch:
+            raise OptionError(f"{batch} requests together do not fit; {num_rows} do")
 
     def close(self) -> None:
         if self._llm is not None:

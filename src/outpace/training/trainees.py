@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,14 @@ class _Builder(ABC):
         answers, prompts = _token_counts(store)
         return choose_draft_vocabulary(answers[tokens], prompts[tokens], size)
 
+    def vocabulary_after(
+        self, start: MedusaCheckpoint | ExitCheckpoint | None, store: FeatureStore
+    ) -> Int64[np.ndarray, " Vd"]:
+        """That of the draft to go on from, unless there is none or a size was asked for."""
+        if start is None or self.settings.draft_vocab_size is not None:
+            return self.vocabulary(store, DEFAULT_DRAFT_VOCABULARY)
+        return start.draft_token_ids
+
     def given(self, **names: str) -> dict[str, Any]:
         """Keyword arguments from settings that are not None. names: argument = setting."""
         values = {key: getattr(self.settings, setting) for key, setting in names.items()}
@@ -150,15 +159,16 @@ class _Builder(ABC):
 
 class _Eagle(_Builder):
     def layers(self) -> tuple[int, ...]:
-        head = self._init()
+        head = self._start
         return self._config(1).feature_layers if head is None else head.config.feature_layers
 
     def check(self) -> None:
         self.layers()
-        if (head := self._init()) is not None:
-            head.check_trainable(self.parts)
+        if self._start is not None:
+            self._start.check_trainable(self.parts)
 
-    def _init(self) -> EagleCheckpoint | None:
+    @cached_property
+    def _start(self) -> EagleCheckpoint | None:
         from outpace.heads.checkpoint import read_eagle
 
         init = self.settings.init
@@ -168,7 +178,7 @@ class _Eagle(_Builder):
         from outpace.training.eagle import EagleOptions
         from outpace.training.eagle_init import eagle_from_head, eagle_from_target
 
-        settings, head = self.settings, self._init()
+        settings, head = self.settings, self._start
         given = self.given(ttt_steps="ttt_steps", train_head="train_head")
         if head is not None:
             given.setdefault("train_head", head.stores_head)
@@ -197,14 +207,15 @@ class _Eagle(_Builder):
 
 class _Medusa(_Builder):
     def check(self) -> None:
-        start = self._init()
+        start = self._start
         if start is not None and start.lm_heads:
             raise ModelError(
                 f"{start.directory} has output heads of its own; they can draft, and cannot be "
                 "trained further here: start without --init"
             )
 
-    def _init(self) -> MedusaCheckpoint | None:
+    @cached_property
+    def _start(self) -> MedusaCheckpoint | None:
         from outpace.heads.medusa import read_medusa
 
         init = self.settings.init
@@ -213,10 +224,8 @@ class _Medusa(_Builder):
     def trainee(self, store: FeatureStore) -> Trainee:
         from outpace.training.medusa import MedusaOptions, MedusaTrainee
 
-        settings, start = self.settings, self._init()
-        vocabulary = None if start is None else start.draft_token_ids
-        if vocabulary is None or settings.draft_vocab_size is not None:
-            vocabulary = self.vocabulary(store, DEFAULT_DRAFT_VOCABULARY)
+        start = self._start
+        vocabulary = self.vocabulary_after(start, store)
         options = MedusaOptions(**self.common, **self.given(num_heads="num_heads"))
         return MedusaTrainee(self.parts, vocabulary, options, start)
 
@@ -232,14 +241,15 @@ class _EarlyExit(_Builder):
                 f"an exit of {parts.name} is one of its layers 1 to {parts.num_layers - 1}, "
                 f"got {layer}"
             )
-        start = self._init()
+        start = self._start
         if start is not None and start.config.exit_layer != layer:
             raise OptionError(
                 f"an exit after layer {layer} cannot go on from {start.directory}, which was "
                 f"trained for layer {start.config.exit_layer}"
             )
 
-    def _init(self) -> ExitCheckpoint | None:
+    @cached_property
+    def _start(self) -> ExitCheckpoint | None:
         from outpace.heads.exit import read_exit
 
         init = self.settings.init
@@ -248,17 +258,15 @@ class _EarlyExit(_Builder):
     def trainee(self, store: FeatureStore) -> Trainee:
         from outpace.training.early_exit import ExitOptions, ExitTrainee
 
-        settings, start = self.settings, self._init()
-        vocabulary = None if start is None else start.draft_token_ids
-        if vocabulary is None or settings.draft_vocab_size is not None:
-            vocabulary = self.vocabulary(store, DEFAULT_DRAFT_VOCABULARY)
+        start = self._start
+        vocabulary = self.vocabulary_after(start, store)
         options = ExitOptions(**self.common)
         return ExitTrainee(self.parts, self._layer(), vocabulary, options, start)
 
     def _layer(self) -> int:
         if self.settings.layer is not None:
             return self.settings.layer
-        start = self._init()
+        start = self._start
         return max(1, self.parts.num_layers // 2) if start is None else start.config.exit_layer
 
 

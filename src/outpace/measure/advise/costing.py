@@ -6,7 +6,6 @@ from collections.abc import Sequence as List
 from contextlib import ExitStack
 from statistics import median
 
-from outpace.errors import OptionError
 from outpace.measure.advise.candidates import Family
 from outpace.measure.advise.costs import (
     MORE_ROWS,
@@ -74,12 +73,7 @@ def measure_costs(
         for _, each in engines:
             opened.callback(each.engine.close)
         for _, each in engines:
-            num_rows = each.engine.llm.state().num_rows
-            if num_rows < options.batch:
-                raise OptionError(
-                    f"{options.batch} requests together do not fit, {num_rows} do; give a smaller "
-                    "--batch, or shorter answers"
-                )
+            each.engine.check_rows(options.batch)
         _run_all(engines, recorded, options, clock, step_s)
         plain = engines[0][1].costs(curve)[0]
         for own_family, each in engines:

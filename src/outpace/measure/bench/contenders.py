@@ -10,7 +10,6 @@ from typing import Protocol
 from outpace import SamplingParams
 from outpace.drafters.parts.trained import bundled_for
 from outpace.engine.speculative_config import parse_speculative_config
-from outpace.errors import OptionError
 from outpace.measure.bench.options import DEFAULT_METHODS
 from outpace.measure.bench.results import MethodInfo
 from outpace.measure.bench.steps import Step, StepRecorder
@@ -57,9 +56,7 @@ class Contender:
         """Raise OptionError if an engine of ours, which must have run, takes fewer requests at a
         time."""
         if isinstance(self.engine, KeptEngine):
-            num_rows = self.engine.llm.state().num_rows
-            if num_rows < batch:
-                raise OptionError(f"{batch} requests together do not fit; {num_rows} do")
+            self.engine.check_rows(batch)
 
     def run(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
