@@ -64,29 +64,35 @@ def features(tokens: List[int], start: int = 0) -> np.ndarray:
     return np.stack([feature(tokens[: i + 1]) for i in range(start, len(tokens))])
 
 
+def first_column(drafter: Eagle3Drafter, seq: Sequence) -> int:
+    """The token that the sequence's first column belongs to."""
+    return drafter._rows._columns[seq.seq_id].first
+
+
 def check_columns(drafter: Eagle3Drafter, head: FakeHead, seq: Sequence) -> None:
     """Raise AssertionError unless the sequence's row holds exactly its true columns."""
     rows, row = drafter._rows.cache, drafter._rows._columns[seq.seq_id].row
     assert isinstance(rows, FakeRows)
-    count = len(seq.tokens) - 1
+    first = first_column(drafter, seq)
+    count = len(seq.tokens) - 1 - first
     assert rows.length(row) == count
     assert rows.positions[row, :count].tolist() == list(range(count))
-    assert rows.tokens[row, :count].tolist() == seq.tokens[1:]
+    assert rows.tokens[row, :count].tolist() == seq.tokens[first + 1 :]
     wrong = np.flatnonzero(
-        (rows.x[row, :count] != head.fuse(features(seq.tokens[:-1]))).any(axis=1)
+        (rows.x[row, :count] != head.fuse(features(seq.tokens[:-1], first))).any(axis=1)
     )
     assert not wrong.size, f"columns {wrong.tolist()} start from something else"
 
 
 class FreshHead:
-    """A head that saw nothing of a text before it was fed at once."""
+    """A head that saw nothing of a text before it was fed at once, from its token `first` on."""
 
-    def __init__(self, head: FakeHead, tokens: List[int]) -> None:
+    def __init__(self, head: FakeHead, tokens: List[int], first: int = 0) -> None:
         self._head = head
         self._cache = head.new_cache(num_rows=1, capacity=256)
-        self._start = len(tokens) - 1
-        x, segment = head.fuse(features(tokens[:-1])), Segment(0, 0, self._start)
-        self._root = head.forward(self._cache, tokens[1:], x, [segment], [self._start - 1])
+        self._start = len(tokens) - 1 - first
+        x, segment = head.fuse(features(tokens[:-1], first)), Segment(0, 0, self._start)
+        self._root = head.forward(self._cache, tokens[first + 1 :], x, [segment], [self._start - 1])
 
     def logits(self, path: List[int]) -> np.ndarray:
         """After these draft tokens, fed one by one, [Vd]."""
@@ -97,19 +103,26 @@ class FreshHead:
         return logits[0]
 
 
-def check_chain(head: FakeHead, seq: Sequence, draft: Draft) -> None:
+def check_chain(head: FakeHead, seq: Sequence, draft: Draft, *, first: int = 0) -> None:
     """Raise AssertionError unless a greedy chain is what a fresh head says."""
-    fresh = FreshHead(head, seq.tokens)
+    fresh = FreshHead(head, seq.tokens, first)
     for i, token in enumerate(draft.token_ids):
         logits = fresh.logits(draft.token_ids[:i])
         assert token == head.draft_token_ids[logits.argmax()]
 
 
 def check_tree(
-    head: FakeHead, seq: Sequence, draft: Draft, *, top_k: int, max_nodes: int, max_depth: int
+    head: FakeHead,
+    seq: Sequence,
+    draft: Draft,
+    *,
+    top_k: int,
+    max_nodes: int,
+    max_depth: int,
+    first: int = 0,
 ) -> None:
     """Raise AssertionError unless a tree is what a fresh head, asked path by path, says."""
-    fresh = FreshHead(head, seq.tokens)
+    fresh = FreshHead(head, seq.tokens, first)
     tree = CandidateTree(top_k=top_k, max_nodes=max_nodes, max_depth=max_depth)
     while frontier := tree.frontier():
         for node in frontier:

@@ -15,6 +15,7 @@ from outpace import LLM, SamplingParams
 from outpace.control import calibrate
 from outpace.control.costs import CostTable
 from outpace.drafters.auto import AutoDrafter
+from outpace.drafters.parts.eagle_rows import EagleRows
 from outpace.runner import Runner
 from outpace.types import Draft, Sequence, StepTimes
 
@@ -138,12 +139,24 @@ def test_a_request_with_a_grammar_gets_chains() -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_past_the_heads_context_the_lookup_goes_on_alone(params: SamplingParams) -> None:
-    """A head that has nothing to say is asked once, and not given as the source of copies."""
+def test_past_the_heads_context_nothing_changes(params: SamplingParams) -> None:
     copying = [PROMPTS[0] + PROMPTS[0]]
     with plain_llm(TARGET) as llm:
         wanted = run(llm, params, copying)
     with open_llm(head_len=40, max_num_seqs=1) as llm:
+        assert run(llm, params, copying) == wanted
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_beside_a_head_without_an_answer_the_lookup_goes_on_alone(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that has nothing to say is asked once, and not given as the source of copies."""
+    monkeypatch.setattr(EagleRows, "is_ready", lambda self, seq: False)
+    copying = [PROMPTS[0] + PROMPTS[0]]
+    with plain_llm(TARGET) as llm:
+        wanted = run(llm, params, copying)
+    with open_llm(max_num_seqs=1) as llm:
         assert run(llm, params, copying) == wanted
         totals, records = llm.decisions.totals, llm.decisions.tail(4096)
     assert totals.keys() == {"suffix", "none"}

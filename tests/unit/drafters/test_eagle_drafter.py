@@ -17,6 +17,7 @@ from eagle_cases import (
     check_chain,
     check_columns,
     check_tree,
+    first_column,
     new_drafter,
     new_head,
 )
@@ -25,6 +26,7 @@ from fake_head import FakeHead, softmax
 
 from outpace import SamplingParams
 from outpace.drafters import drafter_class, make_options
+from outpace.drafters.parts import eagle_rows
 from outpace.errors import OptionError
 from outpace.types import Draft, Sequence
 from outpace.verification.coupled import choose
@@ -72,7 +74,7 @@ class Scenario:
         self.target = SimulatedTarget(self.drafter, self.rng, dtype)
         self.running: list[Sequence] = []
         self.texts: list[list[int]] = []  # of what ran before
-        self.num_drafts = self.num_seqs = 0
+        self.num_drafts = self.num_skipped = self.num_seqs = 0
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -133,13 +135,15 @@ class Scenario:
             return
         self.num_drafts += 1
         check_columns(self.drafter, self.head, seq)
+        first = first_column(self.drafter, seq)
+        self.num_skipped += first > 0
         assert draft.is_deterministic
         if self.shape == "chain":
             assert len(draft) == budget
-            check_chain(self.fresh, seq, draft)
+            check_chain(self.fresh, seq, draft, first=first)
         else:
             size = {"max_nodes": budget, "max_depth": min(budget, 3)}
-            check_tree(self.fresh, seq, draft, top_k=3, **size)
+            check_tree(self.fresh, seq, draft, top_k=3, first=first, **size)
 
     def end(self, seq: Sequence) -> None:
         self.target.release(seq)
@@ -148,13 +152,20 @@ class Scenario:
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_columns_are_true_whatever_happened_before(shape: str) -> None:
-    num_drafts = 0
+@pytest.mark.parametrize(("most_unread", "most_refed"), [(256, 64), (6, 3)])
+def test_columns_are_true_whatever_happened_before(
+    shape: str, most_unread: int, most_refed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle_rows, "MOST_UNREAD", most_unread)
+    monkeypatch.setattr(eagle_rows, "MOST_REFED", most_refed)
+    num_drafts = num_skipped = 0
     for seed in range(examples(12)):
         scenario = Scenario(seed, shape)
         scenario.run(40)
         num_drafts += scenario.num_drafts
+        num_skipped += scenario.num_skipped
     assert num_drafts > 20 * examples(12)
+    assert (num_skipped > 5 * examples(12)) == (most_unread < 256)
 
 
 def test_the_check_can_fail() -> None:
@@ -179,7 +190,7 @@ def test_the_check_can_fail() -> None:
             check_columns(drafter, head, seq)
 
 
-def test_a_prompt_passes_the_head_once_in_parts() -> None:
+def test_of_a_long_prompt_the_head_reads_the_end() -> None:
     head = new_head(max_len=4096)
     drafter = new_drafter(head, max_len=4096)
     target = SimulatedTarget(drafter, np.random.default_rng(0))
@@ -192,8 +203,9 @@ def test_a_prompt_passes_the_head_once_in_parts() -> None:
         target.step([seq], [NO_DRAFT], [[]], [[4]])
     assert head.pass_sizes == []
     (draft,) = drafter.propose([seq], [2])
-    assert head.pass_sizes == [512, 512, 1320 - 1024, 1]
+    assert head.pass_sizes == [256, 1]
     assert len(draft) == 2
+    check_columns(drafter, head, seq)
     assert len(drafter._rows._columns[0].pending) == 0
 
 
@@ -223,7 +235,7 @@ def test_a_copied_prompt_passes_the_head_once() -> None:
 
 
 def test_the_next_turn_starts_where_the_last_one_ended() -> None:
-    """A closed row is opened again, with the columns that were pending when it closed."""
+    """Its row is taken over, with what was pending when it ended."""
     for slept in (False, True):
         head = new_head()
         drafter = new_drafter(head)
@@ -240,7 +252,8 @@ def test_the_next_turn_starts_where_the_last_one_ended() -> None:
         assert target.cached[1] == num_cached
         # One that differs in its first token, or may not share, starts anew.
         drafter.release(second)
-        for other in (sequence(2, [3, *second.tokens[1:]]), replace(second, cache_salt="mine")):
+        others = (sequence(2, [3, *second.tokens[1:]]), replace(second, seq_id=3, cache_salt="me"))
+        for other in others:
             assert drafter.adopt(other, None, num_cached) == 0
             drafter.release(other)
 
@@ -264,7 +277,7 @@ def test_the_last_column_of_a_reused_prefix_depends_on_the_next_token() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_an_ended_text_costs_no_pass_until_another_begins_with_it(num_rows: int) -> None:
+def test_an_ended_text_costs_no_pass(num_rows: int) -> None:
     head = new_head()
     drafter = new_drafter(head, num_rows=num_rows)
     target = SimulatedTarget(drafter, np.random.default_rng(0))
@@ -274,11 +287,10 @@ def test_an_ended_text_costs_no_pass_until_another_begins_with_it(num_rows: int)
         target.step([seq], [NO_DRAFT], [[]], [[6]])
         target.release(seq)
         drafter.check_integrity()
-    assert not head.pass_sizes
     follower = sequence(9, [*seq.tokens, 8, 9])
     target.admit(follower, None, len(seq.tokens) - 1)
     assert target.cached[9] == len(seq.tokens) - 1
-    assert sum(head.pass_sizes) in (len(seq.tokens) - 2, len(seq.tokens) - 1)
+    assert not head.pass_sizes
     target.step([follower], [NO_DRAFT], [[]], [[6]])
     drafter.propose([follower], [2])
     check_columns(drafter, head, follower)
@@ -372,21 +384,31 @@ def test_seeded_requests_choose_with_the_targets_noise() -> None:
     assert drafter.propose(seqs, [4, 2]) == drafts
 
 
-def test_it_is_silent_past_the_heads_context() -> None:
+def test_past_its_own_context_the_head_begins_anew() -> None:
     head = new_head(max_len=20)
     drafter = new_drafter(head)
     target = SimulatedTarget(drafter, np.random.default_rng(0))
     seq = sequence(0, some_tokens(np.random.default_rng(1), 16))
     target.admit(seq)
-    lengths = []
-    for _ in range(9):
+    lengths, beginnings = [], set()
+    for _ in range(40):
         target.step([seq], [NO_DRAFT], [[]], [[3]])
-        lengths.append(len(drafter.propose([seq], [4])[0]))
-    # 17 tokens have 16 columns; the last of four drafted tokens would take column 19, the last.
-    assert lengths == [4, 4, 3, 2, 1, 0, 0, 0, 0]
-    assert len(drafter._rows._columns[0].pending) == 0
-    # What cannot be drafted for costs no pass of the target.
-    assert drafter.adopt(sequence(1, some_tokens(np.random.default_rng(2), 30)), None, 25) == 25
+        (draft,) = drafter.propose([seq], [4])
+        check_columns(drafter, head, seq)
+        check_chain(new_head(), seq, draft, first=first_column(drafter, seq))
+        lengths.append(len(draft))
+        beginnings.add(first_column(drafter, seq))
+    # Of 16 tokens it reads 10. The last of four drafted tokens would take column 19, the last.
+    assert lengths[:14] == [4, 4, 4, 4, 4, 4, 4, 4, 3, 2, 1, 4, 4, 4]
+    assert min(lengths) == 1
+    assert len(beginnings) == 3
+
+
+def test_what_the_target_knows_and_the_head_does_not_is_fed_again_in_part() -> None:
+    drafter = new_drafter(new_head())
+    prompt = some_tokens(np.random.default_rng(2), 150)
+    assert drafter.adopt(sequence(1, prompt), None, 140) == 140 - eagle_rows.MOST_REFED
+    assert drafter.adopt(sequence(2, prompt[:50]), None, 49) == 0
 
 
 def test_no_draft_is_longer_than_the_answer_has_room() -> None:

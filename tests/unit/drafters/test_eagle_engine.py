@@ -12,6 +12,7 @@ from tiny import tiny_model
 
 from outpace import LLM, SamplingParams
 from outpace.drafters import drafter_class, make_options
+from outpace.drafters.parts.eagle_rows import MOST_WAITING
 from outpace.errors import OptionError
 from outpace.models.attention import padded_capacity
 
@@ -107,7 +108,7 @@ def test_memory_is_planned_for_the_head_too(shape: str) -> None:
     options = make_options("eagle3", {key: config[key] for key in config if key != "method"})
     own = drafter_class("eagle3").row_bytes(options, TARGET, num_tokens)
     capacity = padded_capacity(num_tokens + (5 if shape == "tree" else 0))
-    pending = 4 * num_tokens * head.config.feature_size
+    pending = 4 * min(num_tokens, MOST_WAITING) * head.config.feature_size
     assert own == head.kv_bytes(num_rows=1, capacity=capacity) + pending
     needed = own + TARGET.kv_bytes(num_rows=1, num_tokens=num_tokens)
     with LLM(TARGET, speculative_config=config, kv_cache_bytes=needed) as llm:

@@ -67,12 +67,12 @@ class EagleDrafter(Drafter):
     """Runs a small head over the target's features some tokens ahead.
 
     A draft is a chain, or a dynamic tree whose nodes are judged one-hot; on targets that take no
-    trees it is always a chain. Past the head's own context, and until the target's features of all
-    tokens before the newest are known, it stays silent.
+    trees it is always a chain. It stays silent until the target's features of the tokens before the
+    newest are known. Of long texts, and past the head's own context, it knows the end alone.
 
     Memory besides the head's weights: keys and values of its one layer for every sequence, 2 x
     kv_heads x head_dim floats a token, and features that came in since the last draft
-    (`EagleRows`). `row_bytes` counts four bytes for each, and that all features of a text wait.
+    (`EagleRows`). `row_bytes` counts four bytes for each, and that as many features wait as may.
     """
 
     Options = EagleOptions
@@ -80,6 +80,7 @@ class EagleDrafter(Drafter):
 
     @classmethod
     def row_bytes(cls, options: DrafterOptions, target: LoadedModel, max_model_len: int) -> int:
+        from outpace.drafters.parts.eagle_rows import MOST_WAITING
         from outpace.heads.open import eagle_config_of
         from outpace.models.attention import padded_capacity
 
@@ -88,7 +89,7 @@ class EagleDrafter(Drafter):
         num_columns = min(max_model_len, config.max_position_embeddings)
         num_slots = num_columns + (options.num_tree_slots if options.shape == "tree" else 0)
         slot = 2 * config.num_key_value_heads * config.head_dim
-        pending = num_columns * config.feature_size
+        pending = min(num_columns, MOST_WAITING) * config.feature_size
         return FLOAT_BYTES * (padded_capacity(num_slots) * slot + pending)
 
     def __init__(self, options: EagleOptions, context: DraftingContext) -> None:
@@ -118,27 +119,28 @@ class EagleDrafter(Drafter):
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
         limits = [self._limit(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        self._rows.catch_up([seq for seq, limit in zip(seqs, limits, strict=True) if limit > 0])
         if not self._is_tree:
             return self._drafts.chains(seqs, limits)
         depths = [min(limit, self._depth) for limit in limits]
         room = self._rows.cache.capacity
-        nodes = [min(k, room - len(seq.tokens) + 1) for seq, k in zip(seqs, budgets, strict=True)]
+        nodes = [
+            min(budget, room - self._rows.num_columns(seq)) if limit else 0
+            for seq, budget, limit in zip(seqs, budgets, limits, strict=True)
+        ]
         return self._drafts.trees(seqs, nodes, depths, self._top_k)
 
     def rank(self, seqs: List[Sequence], depths: List[int], width: int) -> list[list[Ranked]]:
         """What a greedy chain of at most `depths[i]` tokens after each sequence is chosen from: at
         each position the `width` likeliest tokens, the chain's own first."""
         limits = [self._limit(seq, depth) for seq, depth in zip(seqs, depths, strict=True)]
-        self._rows.catch_up([seq for seq, limit in zip(seqs, limits, strict=True) if limit > 0])
         return self._drafts.ranked(seqs, limits, width)
 
     def _limit(self, seq: Sequence, budget: int) -> int:
         """How many tokens may be drafted on one path; 0 where nothing can be."""
         if not self._rows.is_ready(seq):
             return 0
-        # n tokens have n - 1 columns; every draft token but the last takes one more.
-        room = self._rows.max_columns - len(seq.tokens) + 2
+        # Every draft token but the last takes a column.
+        room = self._rows.max_columns - self._rows.num_columns(seq) + 1
         return max(0, min(path_limit(seq, budget), room))
 
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,20 +19,29 @@ if TYPE_CHECKING:
 
     from outpace.heads.base import EagleRunner
 
-MAX_FEED = 512
-"""Most columns of one sequence fed per pass of the head while it catches up."""
+MOST_UNREAD = 256
+"""Most tokens before the newest that the head reads when it is asked for the first time, or again
+after so many: of longer texts it knows the end alone. Reading takes the head a fifth of what the
+target takes for the same tokens, and what lies further back helps it little."""
+MOST_WAITING = 2 * MOST_UNREAD
+"""Most features of one sequence that may take memory: those of a chunk of its prompt, in part read.
+"""
+MOST_REFED = 64
+"""Most tokens in the target's cache that are fed again because the head does not know them."""
 
 
 @dataclass(slots=True)
 class _Columns:
     """A sequence's row in the head's cache.
 
-    pending: features of the tokens after those whose columns the row holds; the newest one dropped
-    is that of the row's last column, if that was fed for this sequence. num_known: how many tokens,
-    from the first on, have their feature in a column or pending.
+    first: the token whose feature the row's first column starts from. pending: features of the
+    tokens after those whose columns the row holds; the newest one dropped is that of the row's last
+    column, if that was fed for this sequence. num_known: the token after the last whose feature is
+    in a column or pending.
     """
 
     row: int
+    first: int
     num_known: int
     pending: FeatureQueue = field(default_factory=FeatureQueue)
 
@@ -51,17 +61,18 @@ class Feed:
 class EagleRows:
     """The head's cache, kept in step with the text.
 
-    A row holds columns made of committed tokens and true target features only, the longest run of
-    them from the first token on: what is drafted is written behind its end and never counted in.
-    So nothing has to be undone after a rejection, a stop or a step slept through; columns come when
-    `pass_over` or a draft feeds the features that came in since. A column's id in the cache is its
-    token, i + 1 for column i; the first token is in the row's salt, since every column depends on
-    it: equal ids under equal salts are equal columns.
+    A row holds columns made of committed tokens and true target features only, of consecutive
+    tokens up to the end of the text: what is drafted is written behind its end and never counted
+    in. So nothing has to be undone after a rejection, a stop or a step slept through; columns come
+    when `pass_over` or a draft feeds the features that came in since. Positions count from the
+    row's first column. It is the first token's, unless the head has skipped some: when more than
+    `MOST_UNREAD` tokens were pending, when the row was full, or because the target had them cached
+    and the head did not.
 
     Features stay pending while nobody asks for drafts, 4 F bytes a token, F = features of all
     captured layers (6.9 kB for three layers of 576); the cache takes `EagleRunner.kv_bytes` for
-    `num_rows` rows of `capacity` slots. They stay so past the end of a text, as long as its row is
-    not needed: only a text that begins with this one is worth a pass of the head.
+    `num_rows` rows of `capacity` slots. When a text has ended its row stays as it is until it is
+    needed: a text that begins with it takes the row over.
     """
 
     def __init__(self, head: EagleRunner, *, num_rows: int, num_slots: int) -> None:
@@ -71,62 +82,89 @@ class EagleRows:
         self.max_columns = min(self.cache.capacity, head.config.max_position_embeddings)
         self._layers = list(head.config.feature_layers)
         self._columns: dict[int, _Columns] = {}
-        self._ended: dict[int, Sequence] = {}  # with a row and pending features, oldest first
+        self._ended: dict[int, Sequence] = {}  # oldest first
+        self._most_unread = min(MOST_UNREAD, self.max_columns // 2)
+        self._salts = count()
 
     def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
         """Give `seq` a row; see `Drafter.adopt`."""
-        if source is None and length:
-            source = self._ended_like(seq, length)
-        self._free_a_row(source, seq)
-        known = self._fork(source, seq) if source is not None else None
-        if known is None:
-            row, known = self.cache.open(seq.tokens[1:], _salt(seq))
-            self._columns[seq.seq_id] = _Columns(row, known)
-        # A text too long for the head is never drafted for: no feature of it is worth a pass.
-        return min(length, known) if self._fits(seq) else length
+        least_known = max(length - MOST_REFED, 0)
+        columns = self._inherited(seq, source, least_known)
+        if columns is None:
+            columns = _Columns(self._open_row(), first=least_known, num_known=least_known)
+        self._columns[seq.seq_id] = columns
+        return min(length, columns.num_known)
 
-    def _ended_like(self, seq: Sequence, length: int) -> Sequence | None:
-        """An ended text that has the first `length` tokens in common, if there is one."""
-        ended = (other for other in self._ended.values() if _salt(other) == _salt(seq))
-        return next((s for s in ended if common_prefix_len(s.tokens, seq.tokens) >= length), None)
+    def _inherited(
+        self, seq: Sequence, source: Sequence | None, least_known: int
+    ) -> _Columns | None:
+        """What a row has of `seq`: a copy of that of `source`, or else the row itself of the ended
+        text with most in common. None where that is nothing, or does not reach `least_known`."""
+        is_known = source is not None and source.seq_id in self._columns
+        sources = [source] if source is not None and is_known else list(self._ended.values())
+        shares = [self._num_shared(each, seq) for each in sources]
+        num_features = max(shares, default=0)
+        if not num_features:
+            return None
+        best = sources[shares.index(num_features)]
+        if self._columns[best.seq_id].first + num_features < least_known:
+            return None
+        return self._cut(best, num_features)
 
-    def _free_a_row(self, source: Sequence | None, seq: Sequence) -> None:
-        """Close rows of ended texts until one is free; that of `source`, which `seq` begins with,
-        last, and with columns for what they share."""
-        while self._ended and not self.cache.num_free_rows:
-            oldest = next((s for s in self._ended.values() if s is not source), source)
-            assert oldest is not None
-            if oldest is source:
-                self._feed_shared(oldest, common_prefix_len(oldest.tokens, seq.tokens) - 1)
-            self._close(oldest)
+    def _cut(self, source: Sequence, num_features: int) -> _Columns:
+        """The first `num_features` that the row of `source` has, as columns or pending; one less if
+        that of the last is gone. They are a copy, but of an ended text the row itself."""
+        shared = self._columns[source.seq_id]
+        # The last column is fed for each sequence, for the sake of its output.
+        num_columns = num_features - 1
+        has_ended = source.seq_id in self._ended
+        if not has_ended:
+            self._feed_shared(source, num_columns)
+        behind = self.cache.length(shared.row) - num_columns
+        num_columns += min(behind, 0)
+        pending = FeatureQueue()
+        if behind <= 0:
+            shared.pending.share(num_features - num_columns, pending)
+        elif behind == 1:
+            shared.pending.share_dropped(pending)
+        if has_ended:
+            row = shared.row
+            del self._ended[source.seq_id], self._columns[source.seq_id]
+            self.cache.rollback(row, num_columns)
+        else:
+            self._free_a_row()
+            row = self.cache.fork(shared.row, num_columns)
+        return _Columns(row, shared.first, shared.first + num_columns + len(pending), pending)
+
+    def _num_shared(self, source: Sequence, seq: Sequence) -> int:
+        """How many of the features that the row of `source` has, from its first on, are features of
+        `seq`."""
+        if source.cache_salt != seq.cache_salt:
+            return 0
+        columns = self._columns[source.seq_id]
+        # Feature i is of tokens 0 .. i; the target has yet to compute that of the last token.
+        common = min(common_prefix_len(source.tokens, seq.tokens), len(seq.tokens) - 1)
+        return max(min(common, columns.num_known) - columns.first, 0)
 
     def _feed_shared(self, source: Sequence, num_columns: int) -> None:
         """Let the row of `source` hold so many columns, as far as their features are pending."""
         shared = self._columns[source.seq_id]
-        while (missing := num_columns - self.cache.length(shared.row)) > 0 and shared.pending:
-            self.pass_over([source], [min(missing, len(shared.pending), MAX_FEED)])
+        missing = min(num_columns - self.cache.length(shared.row), len(shared.pending))
+        if missing > 0:
+            self.pass_over([source], [missing])
 
-    def _fork(self, source: Sequence, seq: Sequence) -> int | None:
-        """Give `seq` a copy of what `source` has of their common beginning; returns how many
-        features of it are fed or pending then. None: nothing can be copied."""
-        shared = self._columns.get(source.seq_id)
-        if shared is None or _salt(source) != _salt(seq):
-            return None
-        # Feature i is of tokens 0 .. i, column i of tokens 0 .. i + 1. The last column is fed for
-        # each sequence, for the sake of its output.
-        num_features = min(common_prefix_len(source.tokens, seq.tokens), len(seq.tokens) - 1)
-        num_columns = max(num_features - 1, 0)
-        self._feed_shared(source, num_columns)
-        behind = self.cache.length(shared.row) - num_columns
-        num_columns = min(num_columns, self.cache.length(shared.row))
-        row = self.cache.fork(shared.row, num_columns)
-        columns = self._columns[seq.seq_id] = _Columns(row, num_columns)
-        if behind <= 0:
-            shared.pending.share(num_features - num_columns, columns.pending)
-        elif behind == 1:
-            shared.pending.share_dropped(columns.pending)
-        columns.num_known += len(columns.pending)
-        return columns.num_known
+    def _open_row(self) -> int:
+        """An empty row. Nobody else's has its salt, so that nothing is found in closed ones by
+        chance: equal ids under equal salts are equal columns, because copies alone share a salt."""
+        self._free_a_row()
+        return self.cache.open((), str(next(self._salts)))[0]
+
+    def _free_a_row(self) -> None:
+        """Give up the row of the text that ended first, if no other is free."""
+        if not self.cache.num_free_rows:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self.cache.close(self._columns.pop(oldest).row)
 
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
         """Keep the features of the tokens that are text now, the newest one's excepted."""
@@ -136,8 +174,7 @@ class EagleRows:
             if columns is None:
                 continue
             start, known = scores.starts[i], columns.num_known
-            end = min(len(seq.tokens) - 1, self.max_columns)
-            # A gap before `start`: this text is too long, or was turned away (`adopt`).
+            end = len(seq.tokens) - 1
             if not start <= known < end:
                 continue
             rows = committed_rows(scores.fed[i], scores.rows[i], verdict)
@@ -146,6 +183,23 @@ class EagleRows:
             part = captured.keep(rows, known - start, end - start)
             columns.pending.add(part)
             columns.num_known += part.shape[1]
+            self._bound(columns)
+
+    def _bound(self, columns: _Columns) -> None:
+        """Begin anew behind what is skipped where too much is unread, or the row is full."""
+        excess = len(columns.pending) - self._most_unread
+        if excess <= 0 and columns.num_known - columns.first <= self.max_columns:
+            return
+        columns.pending.drop(max(excess, 0))
+        columns.first = columns.num_known - len(columns.pending)
+        if self.cache.length(columns.row):
+            self.cache.close(columns.row)
+            columns.row = self._open_row()
+
+    def num_columns(self, seq: Sequence) -> int:
+        """Columns that the row holds when all that is pending has been fed."""
+        columns = self._columns[seq.seq_id]
+        return columns.num_known - columns.first
 
     def is_ready(self, seq: Sequence) -> bool:
         """Whether every column that the next draft needs is there or can be fed."""
@@ -153,11 +207,6 @@ class EagleRows:
         if columns is None or columns.num_known != len(seq.tokens) - 1:
             return False
         return len(columns.pending) > 0 or columns.pending.can_put_back
-
-    def catch_up(self, seqs: List[Sequence]) -> None:
-        """Feed all but the newest MAX_FEED columns of sequences that are ready."""
-        while behind := [s for s in seqs if len(self._columns[s.seq_id].pending) > MAX_FEED]:
-            self.pass_over(behind, [MAX_FEED] * len(behind))
 
     def pass_over(self, seqs: List[Sequence], counts: List[int]) -> None:
         """Feed the next `counts[i]` columns of each sequence, without logits."""
@@ -180,7 +229,8 @@ class EagleRows:
                 self._take_back(columns)
             size = len(columns.pending) if counts is None else counts[i]
             start = self.cache.length(columns.row)
-            tokens = seqs[i].tokens[start + 1 : start + 1 + size]
+            begin = columns.first + start + 1
+            tokens = seqs[i].tokens[begin : begin + size]
             feeds.append(Feed(seqs[i], columns.row, start, tokens, columns.pending.first(size)))
         return feeds
 
@@ -191,20 +241,9 @@ class EagleRows:
             self.cache.append(feed.row, feed.token_ids)
 
     def release(self, seq: Sequence) -> None:
-        """Give the row back, or keep it with features that are pending until it is needed: a text
-        that starts with this one takes them over, and what the head lacks the target would have to
-        feed again."""
-        columns = self._columns.get(seq.seq_id)
-        if columns is None:
-            return
-        if columns.pending:
+        """Keep the row until it is needed: a text that starts with this one takes it over."""
+        if seq.seq_id in self._columns:
             self._ended[seq.seq_id] = seq
-        else:
-            self._close(seq)
-
-    def _close(self, seq: Sequence) -> None:
-        self._ended.pop(seq.seq_id, None)
-        self.cache.close(self._columns.pop(seq.seq_id).row)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if rows have leaked."""
@@ -217,16 +256,9 @@ class EagleRows:
         columns.pending.put_back()
         self.cache.rollback(columns.row, self.cache.length(columns.row) - 1)
 
-    def _fits(self, seq: Sequence) -> bool:
-        return len(seq.tokens) - 1 <= self.max_columns
-
 
 def joined(feeds: List[Feed]) -> Float32[np.ndarray, "n F"]:
     """The features of all of them, one after the other."""
     if len(feeds) == 1:
         return feeds[0].features
     return np.concatenate([feed.features for feed in feeds])
-
-
-def _salt(seq: Sequence) -> str:
-    return f"{seq.tokens[0]} {seq.cache_salt}"
