@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
+from outpace.cli.given import is_given
 from outpace.errors import OptionError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def with_advised_model(values: dict[str, Any], config: AdvisedConfig) -> dict[st
     from outpace.measure.advise.configuration import names_same_model
 
     model, dtype = values["model"], values["dtype"]
-    if _is_given("model") and not names_same_model(model, config.model):
+    if is_given("model") and not names_same_model(model, config.model):
         raise OptionError(_contradiction("--model", model, values["config"], config.model))
     if dtype not in ("auto", config.dtype):
         raise OptionError(_contradiction("--dtype", dtype, values["config"], config.dtype))
@@ -70,11 +70,6 @@ def check_advised_model(llm: LLM, config: AdvisedConfig, path: Path) -> LLM:
         llm.close()
         raise
     return llm
-
-
-def _is_given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def _contradiction(flag: str, value: Any, path: Path, advised: Any) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from outpace.cli.advised import advised, with_advised_model
+from outpace.cli.given import flags_given
 from outpace.cli.interrupts import terminate_as_interrupt
 from outpace.cli.main import EXIT_INTERRUPTED
 from outpace.cli.model_options import load_target
@@ -148,14 +148,11 @@ def audit(**values: Any) -> int:
 
 def _refuse_checks() -> None:
     """Raise OptionError for options that say what to check, beside --self-test."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name
-        given = name and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        if given and name in _CHECKS:
+    for name, flag in flags_given().items():
+        if name in _CHECKS:
             raise OptionError(
-                f"--self-test has checks of its own, so {parameter.opts[0]} has no meaning; leave "
-                "one of the two out"
+                f"--self-test has checks of its own, so {flag} has no meaning; leave one of the "
+                "two out"
             )
 
 

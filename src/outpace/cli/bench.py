@@ -12,6 +12,7 @@ import click
 
 from outpace.cli.answers import dump_json
 from outpace.cli.bench_progress import BenchBar
+from outpace.cli.given import flags_given
 from outpace.cli.model_options import DTYPES, model_options
 from outpace.errors import OptionError, OutpaceError
 from outpace.files import check_writable, write_whole
@@ -157,7 +158,7 @@ def bench(
     if show is not None:
         from outpace.measure.bench.summary import read_summary
 
-        _refuse_measuring(click.get_current_context())
+        _refuse_measuring()
         summary = read_summary(show)
     else:
         summary, status = _measured(values)
@@ -272,17 +273,12 @@ def _check_places(places: Sequence[str | Path | None], show: Path | None) -> Non
         taken.append(target)
 
 
-def _refuse_measuring(context: click.Context) -> None:
+def _refuse_measuring() -> None:
     """Raise OptionError for options that say what to measure, beside --show."""
-    from click.core import ParameterSource
-
     output = {"json_to", "html_to", "markdown_to", "show"}
-    for parameter in context.command.params:
-        name = parameter.name
-        if name is None or name in output:
-            continue
-        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-            raise OptionError(f"--show measures nothing, so {parameter.opts[0]} has no meaning")
+    for name, flag in flags_given().items():
+        if name not in output:
+            raise OptionError(f"--show measures nothing, so {flag} has no meaning")
 
 
 def _choices(given: Sequence[str]) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class _Request:
     """What is kept of an open request.
 
     is_known: the trained drafter can have features of it. was_asked: it has read the text before.
-    is_silent: it said nothing when it was asked: the text is past its own context.
+    is_silent: it said nothing when it was asked, as a draft model past its own context.
     """
 
     copying: Copying = field(default_factory=Copying)
@@ -161,7 +161,7 @@ class AutoDrafter(Drafter):
         self._made: dict[int, Made] = {}
         self._plan: Plan | None = None
         self._step: OpenStep | None = None
-        self._reads_prompts = False  # whether it read whole prompts in this step, once for each
+        self._reads_prompts = False  # whether it read prompts in this step, once for each
         self._newest_regime = REGIMES[0]
         self._price = 0.0  # tokens that a row of the last step had to be worth
 
