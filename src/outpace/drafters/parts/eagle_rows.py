@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from outpace.heads.base import EagleRunner
 
 MOST_UNREAD = 256
-"""Most tokens before the newest that the head reads when it is asked for the first time, or again
-after so many: of longer texts it knows the end alone. Reading takes the head a fifth of what the
-target takes for the same tokens, and what lies further back helps it little."""
+"""Most tokens before the newest, and up to an eighth more, that the head reads when it is asked for
+the first time, or again after so many: of longer texts it knows the end alone. What lies further
+back helps it little, and reading it takes as long as many plain steps."""
 MOST_WAITING = 2 * MOST_UNREAD
 """Most features of one sequence that may take memory: those of a chunk of its prompt, in part read.
 """
@@ -186,15 +186,16 @@ class EagleRows:
             self._bound(columns)
 
     def _bound(self, columns: _Columns) -> None:
-        """Begin anew behind what is skipped where too much is unread, or the row is full."""
+        """Begin anew behind what is skipped where too much is unread, or the row is full. Not for
+        every token: it takes another row, since columns that start elsewhere need another salt."""
         excess = len(columns.pending) - self._most_unread
-        if excess <= 0 and columns.num_known - columns.first <= self.max_columns:
+        is_full = columns.num_known - columns.first > self.max_columns
+        if excess <= self._most_unread // 8 and not is_full:
             return
         columns.pending.drop(max(excess, 0))
         columns.first = columns.num_known - len(columns.pending)
-        if self.cache.length(columns.row):
-            self.cache.close(columns.row)
-            columns.row = self._open_row()
+        self.cache.close(columns.row)
+        columns.row = self._open_row()
 
     def num_columns(self, seq: Sequence) -> int:
         """Columns that the row holds when all that is pending has been fed."""
