@@ -151,13 +151,15 @@ class Planner:
         )
 
     def _features(self, batch: int, context: int) -> list[Term]:
+        from outpace.drafters.parts.eagle_rows import MOST_WAITING
+
         draft = self._draft
         if not draft.features:
             return []
-        columns = min(context, draft.max_len)
-        tokens = f"{columns:,} token{'s' if columns > 1 else ''}"
+        waiting = min(context, draft.max_len, MOST_WAITING)
+        tokens = f"{waiting:,} token{'s' if waiting > 1 else ''}"
         formula = f"{tokens} × {draft.features:,} × {FLOAT_BYTES} B × batch {batch:,}"
-        num_bytes = columns * draft.features * FLOAT_BYTES * batch
+        num_bytes = waiting * draft.features * FLOAT_BYTES * batch
         return [replicated(CACHES, "draft: features that wait", formula, num_bytes)]
 
     def _workspace(self, batch: int) -> list[Term]:
