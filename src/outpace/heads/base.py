@@ -66,8 +66,8 @@ class EagleRunner(Protocol):
     """An EAGLE head that runs over its own cache rows, all arrays float32 in host memory.
 
     Columns live in cache rows like a model's tokens: slot i of a row is column i, its rotary
-    position is i (of tree nodes: by depth). The cache's row ids are the tokens of the columns:
-    token i + 1 for column i.
+    position is i (of tree nodes: by depth). A row may begin anywhere in a text. The cache's row ids
+    are the tokens of the columns: that after the one whose feature column i starts from.
     """
 
     config: EagleConfig

@@ -408,6 +408,21 @@ def test_past_its_own_context_the_head_begins_anew() -> None:
     assert len(beginnings) == 3
 
 
+def test_a_row_that_reaches_far_enough_is_preferred_to_a_longer_share() -> None:
+    drafter = new_drafter(new_head(max_len=4096), max_len=4096)
+    target = SimulatedTarget(drafter, np.random.default_rng(0))
+    system = some_tokens(np.random.default_rng(1), 280)
+    short, long = sequence(0, [*system, 1, 2]), sequence(1, [*system, *([3, 4] * 400)])
+    for seq in (short, long):
+        target.admit(seq)
+        while not target.is_decoding(seq):
+            target.step([seq], [NO_DRAFT], [[]], [[5]], chunk=500)
+        target.release(seq)
+    num_cached = len(long.tokens) - 1
+    target.admit(sequence(2, [*long.tokens, 6, 7]), None, num_cached)
+    assert target.cached[2] == num_cached
+
+
 def test_what_the_target_knows_and_the_head_does_not_is_fed_again_in_part() -> None:
     drafter = new_drafter(new_head())
     prompt = some_tokens(np.random.default_rng(2), 150)

@@ -89,7 +89,7 @@ class EagleDrafter(Drafter):
         num_columns = min(max_model_len, config.max_position_embeddings)
         num_slots = num_columns + (options.num_tree_slots if options.shape == "tree" else 0)
         slot = 2 * config.num_key_value_heads * config.head_dim
-        pending = min(num_columns, MOST_WAITING) * config.feature_size
+        pending = min(max_model_len, MOST_WAITING) * config.feature_size
         return FLOAT_BYTES * (padded_capacity(num_slots) * slot + pending)
 
     def __init__(self, options: EagleOptions, context: DraftingContext) -> None:

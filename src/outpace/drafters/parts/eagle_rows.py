@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outpace.cache import common_prefix_len
-from outpace.drafters.parts.features import CapturedFeatures, FeatureQueue, committed_rows
+from outpace.drafters.parts.features import (
+    MOST_WASTE,
+    CapturedFeatures,
+    FeatureQueue,
+    committed_rows,
+)
 from outpace.models.attention import Segment, padded_capacity
 from outpace.types import Scores, Sequence, Verdict
 
@@ -23,9 +28,8 @@ MOST_UNREAD = 256
 """Most tokens before the newest, and up to an eighth more, that the head reads when it is asked for
 the first time, or again after so many: of longer texts it knows the end alone. What lies further
 back helps it little, and reading it takes as long as many plain steps."""
-MOST_WAITING = 2 * MOST_UNREAD
-"""Most features of one sequence that may take memory: those of a chunk of its prompt, in part read.
-"""
+MOST_WAITING = MOST_WASTE * (MOST_UNREAD + MOST_UNREAD // 8)
+"""As how many features of one sequence those that wait may take memory, being parts of arrays."""
 MOST_REFED = 64
 """Most tokens in the target's cache that are fed again because the head does not know them."""
 
@@ -83,7 +87,7 @@ class EagleRows:
         self._layers = list(head.config.feature_layers)
         self._columns: dict[int, _Columns] = {}
         self._ended: dict[int, Sequence] = {}  # oldest first
-        self._most_unread = min(MOST_UNREAD, self.max_columns // 2)
+        self._most_unread = max(min(MOST_UNREAD, self.max_columns // 2), 1)
         self._salts = count()
 
     def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
@@ -100,16 +104,20 @@ class EagleRows:
     ) -> _Columns | None:
         """What a row has of `seq`: a copy of that of `source`, or else the row itself of the ended
         text with most in common. None where that is nothing, or does not reach `least_known`."""
-        is_known = source is not None and source.seq_id in self._columns
-        sources = [source] if source is not None and is_known else list(self._ended.values())
-        shares = [self._num_shared(each, seq) for each in sources]
-        num_features = max(shares, default=0)
-        if not num_features:
+        sources = list(self._ended.values())
+        if source is not None and source.seq_id in self._columns:
+            sources = [source]
+        shares = {each.seq_id: self._num_shared(each, seq) for each in sources}
+        usable = [
+            each
+            for each in sources
+            if shares[each.seq_id]
+            and self._columns[each.seq_id].first + shares[each.seq_id] >= least_known
+        ]
+        if not usable:
             return None
-        best = sources[shares.index(num_features)]
-        if self._columns[best.seq_id].first + num_features < least_known:
-            return None
-        return self._cut(best, num_features)
+        best = max(usable, key=lambda each: shares[each.seq_id])
+        return self._cut(best, shares[best.seq_id])
 
     def _cut(self, source: Sequence, num_features: int) -> _Columns:
         """The first `num_features` that the row of `source` has, as columns or pending; one less if
@@ -120,12 +128,12 @@ class EagleRows:
         has_ended = source.seq_id in self._ended
         if not has_ended:
             self._feed_shared(source, num_columns)
-        behind = self.cache.length(shared.row) - num_columns
-        num_columns += min(behind, 0)
+        surplus = self.cache.length(shared.row) - num_columns
+        num_columns += min(surplus, 0)
         pending = FeatureQueue()
-        if behind <= 0:
+        if surplus <= 0:
             shared.pending.share(num_features - num_columns, pending)
-        elif behind == 1:
+        elif surplus == 1:
             shared.pending.share_dropped(pending)
         if has_ended:
             row = shared.row
@@ -155,7 +163,8 @@ class EagleRows:
 
     def _open_row(self) -> int:
         """An empty row. Nobody else's has its salt, so that nothing is found in closed ones by
-        chance: equal ids under equal salts are equal columns, because copies alone share a salt."""
+        chance: equal ids under equal salts are equal columns, because only copies share a salt, and
+        their texts agree up to the first column's token at least."""
         self._free_a_row()
         return self.cache.open((), str(next(self._salts)))[0]
 

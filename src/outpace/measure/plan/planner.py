@@ -156,7 +156,7 @@ class Planner:
         draft = self._draft
         if not draft.features:
             return []
-        waiting = min(context, draft.max_len, MOST_WAITING)
+        waiting = min(context, MOST_WAITING)
         tokens = f"{waiting:,} token{'s' if waiting > 1 else ''}"
         formula = f"{tokens} × {draft.features:,} × {FLOAT_BYTES} B × batch {batch:,}"
         num_bytes = waiting * draft.features * FLOAT_BYTES * batch
