@@ -163,8 +163,8 @@ class Drafter(ABC):
         source: the running sequence whose cache row was copied, or None where a closed row was
         opened again. Returns from where the target must feed (at most `length`): the drafter that
         needs features says how far its own memory of that prefix reaches, or from where on it needs
-        some where it has none. Called once per sequence,
-        when it gets its row, before anything is fed.
+        some where it has none. Called once per sequence, when it gets its row, before anything is
+        fed.
         """
         return length
 

@@ -107,17 +107,13 @@ class EagleRows:
         sources = list(self._ended.values())
         if source is not None and source.seq_id in self._columns:
             sources = [source]
-        shares = {each.seq_id: self._num_shared(each, seq) for each in sources}
-        usable = [
-            each
-            for each in sources
-            if shares[each.seq_id]
-            and self._columns[each.seq_id].first + shares[each.seq_id] >= least_known
-        ]
-        if not usable:
-            return None
-        best = max(usable, key=lambda each: shares[each.seq_id])
-        return self._cut(best, shares[best.seq_id])
+        most, best = 0, None
+        for each in sources:
+            num_features = self._num_shared(each, seq)
+            reaches = self._columns[each.seq_id].first + num_features >= least_known
+            if num_features > most and reaches:
+                most, best = num_features, each
+        return None if best is None else self._cut(best, most)
 
     def _cut(self, source: Sequence, num_features: int) -> _Columns:
         """The first `num_features` that the row of `source` has, as columns or pending; one less if
