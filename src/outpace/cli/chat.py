@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from outpace.cli.chat_local import LocalModel, Partner, Reply
+from outpace.cli.given import is_given
 from outpace.cli.interrupts import interrupt_flag
 from outpace.cli.options import check_stdin, engine_options, flag_of, open_llm
 from outpace.cli.sampling import build_sampling, sampling_options
@@ -85,8 +85,7 @@ def _server(url: str, api_key: str | None, values: dict[str, Any]) -> Partner:
     """The server at `url`. Raises OptionError for options that are its own to decide."""
     from outpace.cli.chat_remote import RemoteModel
 
-    source_of = click.get_current_context().get_parameter_source
-    given = {name for name in values if source_of(name) is not ParameterSource.DEFAULT}
+    given = {name for name in values if is_given(name)}
     per_request = {"method", "num_speculative_tokens"}
     sampling = {field.name for field in dataclasses.fields(SamplingParams)}
     others = sorted(given - per_request - sampling - {"model"})

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from outpace.cli.answers import Prompt, dump_json
 from outpace.cli.generate import read_prompt
+from outpace.cli.given import is_given
 from outpace.cli.interrupts import interrupt_flag
 from outpace.cli.options import build_speculative_config, engine_options, flag_of, open_llm
 from outpace.cli.sampling import (
@@ -97,12 +97,7 @@ def trace(prompt: str | None, **values: Any) -> int:
 def _refuse_what_runs(prompt: str | None) -> None:
     """Raise UsageError for options that concern a generation: --show has one already."""
     context = click.get_current_context()
-    given = [
-        flag_of(name)
-        for name in context.params
-        if name not in _OF_SHOWING
-        and context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    ]
+    given = [flag_of(name) for name in context.params if name not in _OF_SHOWING and is_given(name)]
     if prompt is not None:
         given.insert(0, "PROMPT")
     if given:
