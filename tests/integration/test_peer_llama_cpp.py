@@ -44,14 +44,16 @@ def test_it_continues_as_we_do(tmp_path: Path, dtype: str, type_names: tuple[str
             closing=closing,
             work_dir=tmp_path,
         )
-        for name in type_names:
-            plain, lookup = (peer for peer in peers if f" {name} " in peer.name)
-            answers = [
-                peer.generate_batch(prompts, [GREEDY]).answers[0].token_ids
-                for peer in (plain, lookup)
-            ]
+        # Of several types of file the fastest is left.
+        plain, lookup = peers
+        measured = [name for name in type_names if f" {name} " in plain.name]
+        assert len(measured) == 1
+        assert f" {measured[0]} " in lookup.name
+        left_out = [name for name in type_names if f"llama.cpp {name} was left out" in str(notes)]
+        assert sorted([*measured, *left_out]) == sorted(type_names)
+        for peer in (plain, lookup):
+            answer = peer.generate_batch(prompts, [GREEDY]).answers[0].token_ids
             # Roundings differ between the engines, so that later tokens may differ too.
-            assert answers[0][:4] == expected[:4]
-            assert answers[1][:4] == expected[:4]
+            assert answer[:4] == expected[:4]
     made = [name for name in type_names if any(f"made a {name} file" in note for note in notes)]
     assert made == ([] if dtype == "q4_1" else list(type_names))

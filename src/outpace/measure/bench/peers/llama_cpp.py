@@ -39,35 +39,57 @@ PROBE = [1, 1]
 
 
 def open_methods(subject: PeerSubject, closing: ExitStack) -> list[Peer]:
-    """For each type of file that holds the weights as ours does: plain decoding at the fastest of
-    its settings, and prompt lookup with the length that is fastest on the tuning prompts."""
-    peers: list[Peer] = []
+    """Plain decoding at the fastest of its settings, and prompt lookup with the length that is
+    fastest on the tuning prompts. Where files of several types hold the weights as ours does, of
+    the type that decodes those prompts fastest; without tuning prompts, of each."""
     if subject.dtype not in GGUF_TYPES:
         subject.note(f"llama.cpp was not measured: it has no format like {subject.dtype}")
+    opened: list[tuple[str, PeerProcess]] = []
     for type_name in GGUF_TYPES.get(subject.dtype, ()):
         label = f"llama.cpp {type_name}"
         try:
-            process = _started(subject, label, type_name, closing)
+            opened.append((label, _started(subject, label, type_name, closing)))
         except OutpaceError as error:
             subject.note(f"{label} was not measured: {error}")
+    if len(opened) > 1 and subject.tuning_prompts:
+        opened = _fastest_file(subject, opened)
+    return [peer for label, process in opened for peer in _methods(subject, label, process)]
+
+
+def _fastest_file(
+    subject: PeerSubject, opened: list[tuple[str, PeerProcess]]
+) -> list[tuple[str, PeerProcess]]:
+    """The one whose plain decoding is fastest, alone in a list; the others are closed."""
+    plain = [_peer(subject, label, process, "plain", 0) for label, process in opened]
+    best = fastest(plain, subject.tuning_prompts, subject.note)
+    kept = []
+    for (label, process), peer in zip(opened, plain, strict=True):
+        if peer in best:
+            kept.append((label, process))
         else:
-            peers += _methods(subject, label, process)
-    return peers
+            process.close()
+            if best:
+                subject.note(f"{label} was left out: {best[0].name} is faster on the first prompts")
+    return kept
 
 
 def _methods(subject: PeerSubject, label: str, process: PeerProcess) -> list[Peer]:
-    def peer(method: str, lookup_len: int) -> Peer:
-        return ProcessPeer(
-            f"{label} {method}",
-            process,
-            {"lookup_len": lookup_len},
-            end_token_ids=subject.end_token_ids,
-            max_model_len=subject.max_model_len,
-            greedy_only=True,
-        )
+    lookups = [_peer(subject, label, process, f"prompt lookup K={k}", k) for k in LOOKUP_LENGTHS]
+    plain = _peer(subject, label, process, "plain", 0)
+    return [plain, *fastest(lookups, subject.tuning_prompts, subject.note)]
 
-    lookups = [peer(f"prompt lookup K={k}", k) for k in LOOKUP_LENGTHS]
-    return [peer("plain", 0), *fastest(lookups, subject.tuning_prompts, subject.note)]
+
+def _peer(
+    subject: PeerSubject, label: str, process: PeerProcess, method: str, lookup_len: int
+) -> Peer:
+    return ProcessPeer(
+        f"{label} {method}",
+        process,
+        {"lookup_len": lookup_len},
+        end_token_ids=subject.end_token_ids,
+        max_model_len=subject.max_model_len,
+        greedy_only=True,
+    )
 
 
 def _started(subject: PeerSubject, label: str, type_name: str, closing: ExitStack) -> PeerProcess:
