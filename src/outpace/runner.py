@@ -11,9 +11,7 @@ from outpace.early_exit import EarlyExitRunner, TrainedExit
 from outpace.models.attention import Segment, parents_after
 from outpace.models.base import CausalModel, EarlyExit, GreedyDrafting
 from outpace.models.decoder import Batch
-from outpace.types import Draft, Scores, Sequence
-
-NO_DRAFT = Draft()
+from outpace.types import NO_DRAFT, Draft, Scores, Sequence
 
 
 @dataclass(slots=True)

@@ -197,6 +197,9 @@ def _check_parents(parents: tuple[int, ...], num_tokens: int) -> None:
             raise ValueError(f"the parent of draft token {node} must come before it, got {parent}")
 
 
+NO_DRAFT = Draft()
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one step decided for one sequence.

@@ -32,8 +32,10 @@ PRIOR_WEIGHTS = (0.5, 2.0)
 """How many observations the prior of a line's fixed part and of its slope are worth."""
 REST_PRIOR = (0.25e-3, 0.05e-3)
 """Seconds of a step beside its target pass and drafting, and per row, before any was seen."""
-DRAFT_PRIOR = 0.1
-"""What a level of drafting takes before any was seen, in plain passes."""
+DRAFT_PRIOR, READING_PRIOR = 0.1, 0.02
+"""What a level of drafting takes before any was seen, in plain passes, and a token that is read."""
+FEW_UNREAD = 8
+"""Tokens that steps with drafts leave unread: reading them is a part of the time of a draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +172,22 @@ class StepCosts:
 
 
 class DraftCosts:
-    """Predicts what a drafter takes for some sequential steps of drafting, its levels."""
+    """Predicts what a drafter takes for some sequential steps of drafting, its levels, and for
+    reading texts that it has not read for long."""
 
     def __init__(self, plain_s: float) -> None:
         """plain_s: seconds of a plain target pass, by which drafting is judged until it is seen."""
         self._plain_s = plain_s
         self._lines: dict[int, _PacedLine] = {}
+        self._reading = Pace()
+
+    def reading_s(self, num_unread: int) -> float:
+        """Seconds of reading so many tokens of a text, beside those of drafting."""
+        return self._reading.scale * self._token_s * num_unread if num_unread > FEW_UNREAD else 0.0
+
+    @property
+    def _token_s(self) -> float:
+        return READING_PRIOR * self._plain_s
 
     def predict(self, num_seqs: int, levels: int) -> float:
         """Seconds of drafting `levels` tokens for each of that many sequences together."""
@@ -188,8 +200,12 @@ class DraftCosts:
             size = min(self._lines, key=lambda seen: (abs(seen - size), seen))
         return self._lines[size].predict(levels)
 
-    def observe(self, num_seqs: int, levels: int, seconds: float) -> None:
-        """Learn from one call of the drafter."""
+    def observe(self, num_seqs: int, levels: int, num_unread: List[int], seconds: float) -> None:
+        """Learn from one call of the drafter. num_unread: tokens it had to read of each text."""
+        if num_read := sum(num for num in num_unread if num > FEW_UNREAD):
+            beside = max(seconds - self.predict(num_seqs, levels), 0.0)
+            self._reading.observe(beside / (self._token_s * num_read))
+            return
         size = num_seqs.bit_length()
         line = self._lines.get(size)
         if line is None:

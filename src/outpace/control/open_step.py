@@ -14,22 +14,22 @@ from outpace.types import StepTimes
 class OpenStep:
     """What was decided of a step, and what came of it.
 
-    plan: None where nothing was asked. feeds_prompts, reads_prompts: the target was fed prompts,
-    the trained drafter read some. num_tokens: output tokens.
+    plan: None where nothing was asked. feeds_prompts: the target was fed prompts. reading_s:
+    seconds that the plan has for reading by the trained drafter. num_tokens: output tokens.
     """
 
     plan: Plan | None
     shape: PassShape
     regime: str
     feeds_prompts: bool
-    reads_prompts: bool
+    reading_s: float
     num_tokens: int
     requests: list[RequestRecord]
 
     @property
     def is_steady(self) -> bool:
         """Whether its time says something of other steps."""
-        return not (self.feeds_prompts or self.reads_prompts)
+        return not (self.feeds_prompts or self.reading_s)
 
     @property
     def is_planned(self) -> bool:

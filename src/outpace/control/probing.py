@@ -18,9 +18,13 @@ class Probing:
         self._waited: dict[int, int] = {}
         self._pauses: dict[int, int] = {}
 
-    def is_due(self, seq_id: int) -> bool:
-        """Whether the drafter should be tried, though it is not expected to pay."""
-        return self._waited.get(seq_id, 0) >= self._pauses.get(seq_id, FIRST_PAUSE)
+    def is_due(self, seq_id: int, price: float = 1.0) -> bool:
+        """Whether the drafter should be tried, though it is not expected to pay.
+
+        price: of the trial, in plain steps: dearer ones than 1 are due as much later.
+        """
+        pause = self._pauses.get(seq_id, FIRST_PAUSE)
+        return self._waited.get(seq_id, 0) >= pause * max(price, 1.0)
 
     def tick(self, seq_id: int) -> None:
         """A step of this request went by without a draft from the drafter."""

@@ -18,19 +18,20 @@ def with_trials(
     ways: List[Ways],
     curve: List[float],
     trained_s: List[float],
+    prices: List[float],
 ) -> Plan:
     """The same plan, but that requests that are due, and were to get nothing, get a short draft by
     the trained drafter. Counts the step for all that get none.
 
-    curve, trained_s: see `plan`.
+    curve, trained_s: see `plan`. prices: plain steps that the drafter needs to read each text.
     """
     choices, num_tokens = list(decided.choices), decided.num_tokens
-    for i, (seq_id, each) in enumerate(zip(seq_ids, ways, strict=True)):
+    for i, (seq_id, each, price) in enumerate(zip(seq_ids, ways, prices, strict=True)):
         if choices[i][0] == TRAINED:
             continue
         probing.tick(seq_id)
         length = min(PROBE_TOKENS, len(each.trained))
-        if choices[i][0] == NONE and length and probing.is_due(seq_id):
+        if choices[i][0] == NONE and length and probing.is_due(seq_id, price):
             choices[i] = (TRAINED, length)
             num_tokens += sum(each.trained[:length])
     if choices == decided.choices:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, compress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from outpace.control.decisions import DecisionLog, Economy, RequestRecord
 from outpace.control.goodput import TRAINED, Plan, Ways, plan
 from outpace.control.open_step import OpenStep
 from outpace.control.probing import Probing
+from outpace.control.reading import tokens_to_come, worth_reading
 from outpace.control.regimes import REGIMES, common_regime, regime_of
 from outpace.control.rivals import Rivals
 from outpace.control.stretches import Copying, Stretches
@@ -40,7 +41,6 @@ from outpace.drafters.base import (
 )
 from outpace.drafters.parts.carrying_out import (
     MERGED,
-    NO_DRAFT,
     NOTHING_MADE,
     Made,
     asked_lengths,
@@ -51,7 +51,7 @@ from outpace.drafters.parts.carrying_out import (
 from outpace.drafters.parts.merged import merging_with
 from outpace.drafters.parts.trained import chosen_draft, given_draft
 from outpace.drafters.suffix import SuffixDrafter, SuffixOptions
-from outpace.types import Draft, Scores, Sequence, StepTimes, Verdict
+from outpace.types import NO_DRAFT, Draft, Scores, Sequence, StepTimes, Verdict
 
 if TYPE_CHECKING:
     from outpace.models.load import LoadedModel
@@ -99,13 +99,12 @@ class AutoOptions(DrafterOptions):
 class _Request:
     """What is kept of an open request.
 
-    is_known: the trained drafter can have features of it. was_asked: it has read the text before.
-    is_silent: it said nothing when it was asked, as a draft model past its own context.
+    is_known: the trained drafter can have features of it. is_silent: it said nothing when it was
+    asked, as a draft model past its own context.
     """
 
     copying: Copying = field(default_factory=Copying)
     is_known: bool = False
-    was_asked: bool = False
     is_silent: bool = False
 
 
@@ -161,7 +160,7 @@ class AutoDrafter(Drafter):
         self._made: dict[int, Made] = {}
         self._plan: Plan | None = None
         self._step: OpenStep | None = None
-        self._reads_prompts = False  # whether it read prompts in this step, once for each
+        self._reading_s = 0.0  # of what is planned: for the trained drafter's reading of long texts
         self._newest_regime = REGIMES[0]
         self._price = 0.0  # tokens that a row of the last step had to be worth
 
@@ -226,31 +225,42 @@ class AutoDrafter(Drafter):
         costs = (self._draft_costs.predict(users, level) for level in range(levels + 1))
         trained_s = list(accumulate(costs, max))
         self._price = terms.rate * (curve[-1] - curve[0]) / max(len(curve) - 1, 1)
-        decided = plan(ways, curve, trained_s, terms.rate)
         if self._trained is None:
-            return decided
-        return with_trials(decided, self._probing, [s.seq_id for s in seqs], ways, curve, trained_s)
+            return plan(ways, curve, trained_s, terms.rate)
+        reading_s = [self._draft_costs.reading_s(num) for num in self._num_unread(seqs)]
+        to_come = [tokens_to_come(seq.num_output, _most_output(seq)) for seq in seqs]
+        worth = worth_reading(ways, reading_s, to_come, curve, trained_s, terms.rate)
+        decided = plan(worth, curve, trained_s, terms.rate)
+        prices = [seconds / self._costs.plain_s for seconds in reading_s]
+        decided = with_trials(
+            decided, self._probing, [s.seq_id for s in seqs], ways, curve, trained_s, prices
+        )
+        asked = (source == TRAINED for source, _ in decided.choices)
+        self._reading_s = sum(compress(reading_s, asked))
+        return decided._replace(seconds=decided.seconds + self._reading_s)
 
     def _carry_out(
         self, seqs: List[Sequence], offers: List[Draft], ways: List[Ways], decided: Plan
     ) -> list[Made]:
+        lengths = asked_lengths(decided, seqs)
+        num_unread = self._num_unread([seq for seq in seqs if seq.seq_id in lengths])
         started = perf_counter()
         made = carry_out(decided, seqs, offers, ways, self._trained, self._merging)
-        lengths = asked_lengths(decided, seqs)
-        if lengths:
-            seconds = perf_counter() - started
-            asked = [
-                (self._requests[seq.seq_id], each.by_trained)
-                for seq, each in zip(seqs, made, strict=True)
-                if seq.seq_id in lengths
-            ]
-            self._reads_prompts = not all(request.was_asked for request, _ in asked)
-            for request, has_answered in asked:
-                request.was_asked = True
-                request.is_silent |= not has_answered
-            if not self._reads_prompts and all(has_answered for _, has_answered in asked):
-                self._draft_costs.observe(len(lengths), max(lengths.values()), seconds)
+        seconds = perf_counter() - started
+        silent = [
+            seq.seq_id
+            for seq, each in zip(seqs, made, strict=True)
+            if seq.seq_id in lengths and not each.by_trained
+        ]
+        for seq_id in silent:
+            self._requests[seq_id].is_silent = True
+        if lengths and not silent:
+            self._draft_costs.observe(len(lengths), max(lengths.values()), num_unread, seconds)
         return made
+
+    def _num_unread(self, seqs: List[Sequence]) -> list[int]:
+        """Tokens of each text that the trained drafter reads when it is asked."""
+        return [self._trained.num_unread(seq) if self._trained else 0 for seq in seqs]
 
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
         self._settle_untimed()
@@ -273,14 +283,14 @@ class AutoDrafter(Drafter):
             )
             requests.append(record)
         decided, self._plan = self._plan, None
-        reads_prompts, self._reads_prompts = self._reads_prompts, False
+        reading_s, self._reading_s = self._reading_s, 0.0
         num_fed = [fed.stop - fed.start for fed in scores.fed]
         self._step = OpenStep(
             plan=decided,
             shape=PassShape(len(seqs), sum(num_fed), sum(scores.starts)),
             regime=common_regime(seqs),
             feeds_prompts=num_fed != [rows.stop - rows.start for rows in scores.rows],
-            reads_prompts=reads_prompts,
+            reading_s=reading_s,
             num_tokens=sum(len(verdict.token_ids) for verdict in verdicts),
             requests=requests,
         )
@@ -315,6 +325,8 @@ class AutoDrafter(Drafter):
         if decided is not None and step.is_steady and not was_plain:
             self._costs.observe(shape, step.regime, times.target_s, times.rest_s)
             self._judge_trials(step, times.step_s)
+        elif decided is not None and step.reading_s and not step.feeds_prompts:
+            self._judge_trials(step, decided.seconds - step.reading_s)
         self.decisions.add(step.record(self.decisions.num_steps, times))
 
     def _settle_untimed(self) -> None:
@@ -324,11 +336,12 @@ class AutoDrafter(Drafter):
         if step is None:
             return
         self._stretches.pass_by()
-        if step.plan is not None and step.is_steady:
-            self._judge_trials(step, step.plan.seconds)
+        if step.plan is not None and not step.feeds_prompts:
+            self._judge_trials(step, step.plan.seconds - step.reading_s)
 
     def _judge_trials(self, step: OpenStep, step_s: float) -> None:
-        """Tell of each draft by the trained drafter whether it was worth the step."""
+        """Tell of each draft by the trained drafter whether it was worth the step, which took
+        `step_s` without reading: that is for all drafts to come."""
         plain_s = self._stretches.plain_s(step.shape.num_seqs, step.shape.context)
         for seq_id, source, _, accepted in step.requests:
             by_trained = source in (self._names.get(TRAINED), self._names.get(MERGED))
@@ -362,6 +375,11 @@ class AutoDrafter(Drafter):
         self._lookup.check_integrity()
         if self._trained is not None:
             self._trained.check_integrity()
+
+
+def _most_output(seq: Sequence) -> int | None:
+    """Most output tokens of a sequence, if that is known."""
+    return None if seq.max_len is None else seq.max_len - seq.num_prompt
 
 
 def _context(seqs: List[Sequence]) -> int:

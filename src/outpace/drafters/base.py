@@ -141,6 +141,11 @@ class Drafter(ABC):
         the target takes no trees, all but the first child of each node is.
         """
 
+    def num_unread(self, seq: Sequence) -> int:
+        """How many tokens of its text the next `propose` has to read first, for drafters that take
+        noticeable time to read: `auto` holds it against what their drafts may gain."""
+        return 0
+
     def observe(  # noqa: B027 - most drafters learn nothing here
         self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]
     ) -> None:

@@ -24,9 +24,7 @@ from outpace.drafters.base import (
 from outpace.drafters.parts.jacobi_window import JacobiWindow, Ngram, NgramPool
 from outpace.drafters.parts.token_tree import TokenTree
 from outpace.errors import ModelError, OptionError
-from outpace.types import Draft, Scores, Sequence, Verdict
-
-NO_DRAFT = Draft()
+from outpace.types import NO_DRAFT, Draft, Scores, Sequence, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

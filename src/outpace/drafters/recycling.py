@@ -24,7 +24,7 @@ from outpace.drafters.base import (
 from outpace.drafters.parts.static_tree import best_first
 from outpace.errors import OptionError
 from outpace.heads.top_tokens import top_tokens
-from outpace.types import Draft, Scores, Sequence, Verdict
+from outpace.types import NO_DRAFT, Draft, Scores, Sequence, Verdict
 
 ACCEPTANCE_BY_RANK = (0.45, 0.12, 0.06, 0.034, 0.028, 0.019, 0.015, 0.009)
 """How often the next token was the candidate of each rank, where its predecessor had a row: over
@@ -39,7 +39,6 @@ MAX_SALTS = 16
 MAX_NODES = 512
 """Most nodes of the static tree: no step takes more."""
 
-NO_DRAFT = Draft()
 
 SLOTS_PER_TOKEN = 4
 """How much larger the static tree is than the draft, so that where tokens have no row yet the

@@ -12,7 +12,7 @@ import numpy as np
 from outpace.control.decisions import DecisionLog
 from outpace.drafters.base import Drafter
 from outpace.engine.request import Request
-from outpace.types import Draft, Scores, Sequence, StepTimes, Verdict
+from outpace.types import NO_DRAFT, Draft, Scores, Sequence, StepTimes, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def _forced(request: Request, budget: int) -> Draft:
     """What must come next by the request's grammar."""
     seq = request.seq
     if seq.grammar is None or budget <= 0:
-        return Draft()
+        return NO_DRAFT
     run = seq.grammar.forced(seq.tokens, seq.num_prompt)[: min(budget, request.draft_depth)]
     return Draft(run, origin="grammar" if run else "")
 
@@ -167,6 +167,8 @@ def _forced(request: Request, budget: int) -> Draft:
 def _checked(draft: Draft, budget: int) -> Draft:
     if len(draft) > budget:
         raise ValueError(f"drafter proposed {len(draft)} tokens with a budget of {budget}")
+    if not draft.token_ids:
+        return NO_DRAFT
     # Numbers may come as numpy or torch integers; anything else is not an id, nor a place.
     token_ids = tuple(operator.index(token) for token in draft.token_ids)
     parents = draft.parents

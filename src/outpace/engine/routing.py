@@ -9,7 +9,7 @@ from outpace.control.decisions import DecisionLog
 from outpace.drafters.base import Drafter
 from outpace.engine.drafting import GuardedDrafter
 from outpace.engine.request import Request
-from outpace.types import Draft, Scores, Sequence, StepTimes, Verdict
+from outpace.types import NO_DRAFT, Draft, Scores, Sequence, StepTimes, Verdict
 
 
 class DrafterRouter:
@@ -49,7 +49,7 @@ class DrafterRouter:
         parts = self._parts(requests)
         if len(parts) == 1:
             return parts[0][0].propose(requests, budgets)
-        drafts = [Draft()] * len(requests)
+        drafts = [NO_DRAFT] * len(requests)
         for drafter, places in parts:
             proposed = drafter.propose([requests[i] for i in places], [budgets[i] for i in places])
             for i, draft in zip(places, proposed, strict=True):

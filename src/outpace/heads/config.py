@@ -18,7 +18,8 @@ class EagleConfig:
     """Shape and flags of an EAGLE-1 or EAGLE-3 head with one decoder layer.
 
     Column i of a head joins the target's feature of token i with the embedding of token i + 1, at
-    rotary position i, and predicts token i + 2.
+    rotary position i, and predicts token i + 2. Where the beginning of a text is skipped, tokens
+    count from the first that is not.
 
     algorithm: "eagle3" (Li et al. 2503.01840): the normed embedding beside the normed feature,
         [2H], is what query, key and value read. "eagle" (2401.15077): `fc` joins embedding and

@@ -82,7 +82,7 @@ def decide(machine: Machine, text: Text, num_tokens: int, hiccup: int | None = N
         if not stretches.is_plain:
             costs.observe(shape, "greedy", pass_s, 0.0)
         if drafted:
-            drafting.observe(1, drafted, draft_s)
+            drafting.observe(1, drafted, [], draft_s)
             acceptance.observe(0, drafted, accepted, False)
         stretches.observe(shape, 1 + accepted, pass_s + draft_s, decided.seconds)
         spent, predicted_s = spent + pass_s + draft_s, predicted_s + decided.seconds

@@ -222,23 +222,23 @@ class TestDrafting:
         costs, rng = DraftCosts(5e-3), random.Random(0)
         for _ in range(200):
             levels = rng.randint(1, 6)
-            costs.observe(1, levels, noisy(rng, fixed + per_level * levels))
+            costs.observe(1, levels, [], noisy(rng, fixed + per_level * levels))
         for levels in range(1, 7):
             expected = fixed + per_level * levels
             assert costs.predict(1, levels) == pytest.approx(expected, rel=0.15)
 
     def test_the_first_call_is_believed_at_once_and_outvoted_by_the_second(self) -> None:
         costs = DraftCosts(5e-3)
-        costs.observe(1, 2, 30e-3)  # a first call that made its buffers
+        costs.observe(1, 2, [], 30e-3)  # a first call that made its buffers
         assert costs.predict(1, 2) > 15e-3
-        costs.observe(1, 2, 1e-3)
+        costs.observe(1, 2, [], 1e-3)
         assert costs.predict(1, 2) < 3e-3
 
     def test_batches_are_told_apart(self) -> None:
         costs = DraftCosts(5e-3)
         for _ in range(60):
-            costs.observe(1, 3, 1e-3)
-            costs.observe(8, 3, 6e-3)
+            costs.observe(1, 3, [], 1e-3)
+            costs.observe(8, 3, [], 6e-3)
         assert costs.predict(1, 3) == pytest.approx(1e-3, rel=0.1)
         assert costs.predict(8, 3) == pytest.approx(6e-3, rel=0.1)
         # Sizes not seen are taken for the nearest that was.
@@ -249,5 +249,5 @@ class TestDrafting:
         costs = DraftCosts(5e-3)
         for seconds, steps in ((1e-3, 100), (2e-3, 20)):
             for _ in range(steps):
-                costs.observe(1, 3, seconds)
+                costs.observe(1, 3, [], seconds)
         assert costs.predict(1, 3) == pytest.approx(2e-3, rel=0.1)

@@ -28,10 +28,9 @@ from outpace import SamplingParams
 from outpace.drafters import drafter_class, make_options
 from outpace.drafters.parts import eagle_rows
 from outpace.errors import OptionError
-from outpace.types import Draft, Sequence
+from outpace.types import NO_DRAFT, Draft, Sequence
 from outpace.verification.coupled import choose
 
-NO_DRAFT = Draft()
 SEEDED = SamplingParams(temperature=0.8, seed=5)
 SAMPLED = SamplingParams(temperature=0.9)
 
@@ -63,10 +62,11 @@ def another_draft(rng: np.random.Generator) -> Draft:
 class Scenario:
     """Requests that come, sleep, draft, are cut short and go, at random."""
 
-    def __init__(self, seed: int, shape: str) -> None:
+    def __init__(self, seed: int, shape: str, context: int = 200) -> None:
+        """context: most columns of the head."""
         self.rng = np.random.default_rng(seed)
-        self.shape = shape
-        self.head, self.fresh = new_head(), new_head()
+        self.shape, self.context = shape, context
+        self.head, self.fresh = new_head(max_len=context), new_head()
         self.drafter = new_drafter(
             self.head, shape=shape, tree_top_k=3, tree_depth=3, num_speculative_tokens=6
         )
@@ -139,7 +139,9 @@ class Scenario:
         self.num_skipped += first > 0
         assert draft.is_deterministic
         if self.shape == "chain":
-            assert len(draft) == budget
+            # Every draft token but the last takes a column.
+            room = self.context - (len(seq.tokens) - 1 - first) + 1
+            assert len(draft) == min(budget, room)
             check_chain(self.fresh, seq, draft, first=first)
         else:
             size = {"max_nodes": budget, "max_depth": min(budget, 3)}
@@ -166,6 +168,18 @@ def test_columns_are_true_whatever_happened_before(
         num_skipped += scenario.num_skipped
     assert num_drafts > 20 * examples(12)
     assert (num_skipped > 5 * examples(12)) == (most_unread < 256)
+
+
+def test_columns_are_true_where_rows_fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of up to 90 tokens and a head that knows 24: rows begin anew in the middle of texts,
+    which others are copied from and which come back."""
+    monkeypatch.setattr(eagle_rows, "MOST_REFED", 8)
+    num_skipped = 0
+    for seed in range(examples(12)):
+        scenario = Scenario(seed, "chain", context=24)
+        scenario.run(40)
+        num_skipped += scenario.num_skipped
+    assert num_skipped > 5 * examples(12)
 
 
 def test_the_check_can_fail() -> None:

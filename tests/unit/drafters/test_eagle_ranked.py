@@ -19,9 +19,8 @@ from fake_head import softmax
 
 from outpace.control.rivals import Ranked, Rivals
 from outpace.drafters.parts.merged import MergedTree
-from outpace.types import Draft, Sequence
+from outpace.types import NO_DRAFT, Draft, Sequence
 
-NO_DRAFT = Draft()
 WIDTH = 3
 
 

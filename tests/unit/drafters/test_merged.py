@@ -8,9 +8,9 @@ import pytest
 
 from outpace.control.goodput import Plan, Ways
 from outpace.control.rivals import Ranked, Rivals
-from outpace.drafters.parts.carrying_out import MERGED, NO_DRAFT, Made, fit_trees
+from outpace.drafters.parts.carrying_out import MERGED, Made, fit_trees
 from outpace.drafters.parts.merged import MergedTree
-from outpace.types import Draft
+from outpace.types import NO_DRAFT, Draft
 
 LEVELS = [Ranked([7, 8, 9], [0.6, 0.2, 0.1]), Ranked([4, 5, 6], [0.7, 0.1, 0.1])]
 

@@ -10,11 +10,10 @@ from itertools import takewhile
 from outpace.control.goodput import LOOKUP, NONE, TRAINED, Plan, Ways, best_nodes
 from outpace.drafters.base import Drafter
 from outpace.drafters.parts.merged import MergedTree, Merging
-from outpace.types import Draft, Sequence
+from outpace.types import NO_DRAFT, Draft, Sequence
 
 MERGED = "merged"
 """Of a draft that was made of the tokens of both, which the plan calls TRAINED."""
-NO_DRAFT = Draft()
 
 
 def source_names(lookup: Drafter, trained: Drafter | None) -> dict[str, str]:

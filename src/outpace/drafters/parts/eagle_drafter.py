@@ -143,6 +143,9 @@ class EagleDrafter(Drafter):
         room = self._rows.max_columns - self._rows.num_columns(seq) + 1
         return max(0, min(path_limit(seq, budget), room))
 
+    def num_unread(self, seq: Sequence) -> int:
+        return self._rows.num_unread(seq)
+
     def observe(self, seqs: List[Sequence], scores: Scores, verdicts: List[Verdict]) -> None:
         self._rows.observe(seqs, scores, verdicts)
 

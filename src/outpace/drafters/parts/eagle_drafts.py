@@ -15,7 +15,7 @@ from outpace.drafters.parts.eagle_tree import CandidateTree
 from outpace.heads.base import BEST, Chooser, HeadDraft, Race
 from outpace.heads.top_tokens import top_log_probs
 from outpace.models.attention import Segment
-from outpace.types import Draft, Sequence
+from outpace.types import NO_DRAFT, Draft, Sequence
 from outpace.verification.coupled import choose, noise_key
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ NUM_RACING = 32
 
 MIN_TEMPERATURE = 0.01
 """Below it a draw is the argmax but for rare exceptions, and is not worth float32's trouble."""
-
-NO_DRAFT = Draft()
 
 
 @dataclass(slots=True)

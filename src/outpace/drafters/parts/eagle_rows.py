@@ -113,32 +113,41 @@ class EagleRows:
             reaches = self._columns[each.seq_id].first + num_features >= least_known
             if num_features > most and reaches:
                 most, best = num_features, each
-        return None if best is None else self._cut(best, most)
+        if best is None:
+            return None
+        return self._take_over(best, most) if best.seq_id in self._ended else self._copy(best, most)
 
-    def _cut(self, source: Sequence, num_features: int) -> _Columns:
-        """The first `num_features` that the row of `source` has, as columns or pending; one less if
-        that of the last is gone. They are a copy, but of an ended text the row itself."""
+    def _take_over(self, source: Sequence, num_features: int) -> _Columns:
+        """The row of an ended text, cut to the first `num_features` that it has."""
+        del self._ended[source.seq_id]
+        shared = self._columns.pop(source.seq_id)
+        num_columns, pending = self._parted(shared, num_features)
+        self.cache.rollback(shared.row, num_columns)
+        return _Columns(
+            shared.row, shared.first, shared.first + num_columns + len(pending), pending
+        )
+
+    def _copy(self, source: Sequence, num_features: int) -> _Columns:
+        """A copy of the first `num_features` that the row of a running text has."""
         shared = self._columns[source.seq_id]
+        self._feed_shared(source, num_features - 1)
+        num_columns, pending = self._parted(shared, num_features)
+        self._free_a_row()
+        row = self.cache.fork(shared.row, num_columns)
+        return _Columns(row, shared.first, shared.first + num_columns + len(pending), pending)
+
+    def _parted(self, shared: _Columns, num_features: int) -> tuple[int, FeatureQueue]:
+        """The first `num_features` of a row: how many are to be columns, and the others, to be
+        pending; one less if that of the last is gone."""
         # The last column is fed for each sequence, for the sake of its output.
-        num_columns = num_features - 1
-        has_ended = source.seq_id in self._ended
-        if not has_ended:
-            self._feed_shared(source, num_columns)
-        surplus = self.cache.length(shared.row) - num_columns
-        num_columns += min(surplus, 0)
+        surplus = self.cache.length(shared.row) - (num_features - 1)
+        num_columns = num_features - 1 + min(surplus, 0)
         pending = FeatureQueue()
         if surplus <= 0:
             shared.pending.share(num_features - num_columns, pending)
         elif surplus == 1:
             shared.pending.share_dropped(pending)
-        if has_ended:
-            row = shared.row
-            del self._ended[source.seq_id], self._columns[source.seq_id]
-            self.cache.rollback(row, num_columns)
-        else:
-            self._free_a_row()
-            row = self.cache.fork(shared.row, num_columns)
-        return _Columns(row, shared.first, shared.first + num_columns + len(pending), pending)
+        return num_columns, pending
 
     def _num_shared(self, source: Sequence, seq: Sequence) -> int:
         """How many of the features that the row of `source` has, from its first on, are features of
@@ -180,6 +189,7 @@ class EagleRows:
                 continue
             start, known = scores.starts[i], columns.num_known
             end = len(seq.tokens) - 1
+            # Nothing new, or, once something was missed, nothing that follows what is known.
             if not start <= known < end:
                 continue
             rows = committed_rows(scores.fed[i], scores.rows[i], verdict)
@@ -206,6 +216,11 @@ class EagleRows:
         """Columns that the row holds when all that is pending has been fed."""
         columns = self._columns[seq.seq_id]
         return columns.num_known - columns.first
+
+    def num_unread(self, seq: Sequence) -> int:
+        """Columns that the next draft feeds beside its own first one."""
+        columns = self._columns.get(seq.seq_id)
+        return 0 if columns is None else max(len(columns.pending) - 1, 0)
 
     def is_ready(self, seq: Sequence) -> bool:
         """Whether every column that the next draft needs is there or can be fed."""
