@@ -65,7 +65,7 @@ def test_head_has_a_status_and_no_body(server: RunningServer, path: str, status:
         (ApiError(429, "full"), 429, "rate_limit_error", None),
         (ApiError(503, "ending"), 503, "server_error", None),
         (OptionError("no"), 400, "invalid_request_error", None),
-        (ModelError("no"), 400, "invalid_request_error", None),
+        (ModelError("weights"), 500, "server_error", "model_error"),
         (ContextLengthError("long"), 400, "invalid_request_error", "context_length_exceeded"),
         (ClientDisconnected(), 499, None, None),
     ],

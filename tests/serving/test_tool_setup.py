@@ -265,6 +265,23 @@ def test_schemas_have_a_greatest_size() -> None:
     setup(NAMED, max_schema_bytes=size)
 
 
+@pytest.mark.parametrize(("strict", "parallel"), [(True, None), (True, False)])
+def test_a_grammar_of_tools_has_a_greatest_size(strict: bool, parallel: bool | None) -> None:
+    """The refusal names the tools: there is no field of a grammar in the request."""
+
+    def tool(num_bytes: int) -> dict[str, Any]:
+        schema = {"type": "object", "description": "x" * num_bytes}
+        return {
+            "type": "function",
+            "function": {"name": "f", "strict": strict, "parameters": schema},
+        }
+
+    assert setup(parallel=parallel, tools=[tool(100)]).structured_outputs is not None
+    with pytest.raises(ApiError, match="grammar, which may have 16384 bytes") as caught:
+        setup(parallel=parallel, tools=[tool(17_000)])
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+
+
 def test_parsers_are_independent() -> None:
     found = setup()
     first, second = found.parser(), found.parser()

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from outpace.errors import ContextLengthError, OutpaceError
+from outpace.errors import ContextLengthError, ModelError, OutpaceError
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,10 @@ class ClientDisconnected(Exception):  # noqa: N818 (nothing is wrong: nobody wai
 
 
 def from_outpace_error(error: OutpaceError) -> ApiError:
-    """An error that a request caused, with its own message."""
+    """An error that a request caused, with its own message; or the model did, for any request: what
+    is wrong with its weights is not the client's to change."""
+    if isinstance(error, ModelError):
+        return ApiError(500, str(error), code="model_error")
     code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
     return ApiError(400, str(error), code=code)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.errors import OptionError
+from outpace.grammar.source import MAX_BYTES
 from outpace.models.chat_messages import checked_tools
 from outpace.models.tokenizer import Tokenizer
 from outpace.params import StructuredOutputsParams
@@ -116,6 +117,7 @@ class ToolSetup:
         structured = None
         if is_single or any(function.get("strict") for function in functions):
             grammar = answer_grammar(functions, syntax, tokenizer.vocab(), is_single)
+            _check_grammar(grammar)
             structured = StructuredOutputsParams(grammar=grammar)
         overrides = {"skip_special_tokens": False} if hides_markers(syntax, tokenizer) else {}
         return cls(
@@ -194,6 +196,17 @@ def _check_size(schema: Any, max_bytes: int) -> None:
     size = len(json.dumps(schema, ensure_ascii=False).encode(errors="surrogatepass"))
     if size > max_bytes:
         raise _refusal("tools", f"the JSON schemas of tools may have {max_bytes} bytes, got {size}")
+
+
+def _check_grammar(grammar: str) -> None:
+    """Raise for what would be refused later, in the name of a field that the request lacks."""
+    size = len(grammar.encode(errors="surrogatepass"))
+    if size > MAX_BYTES["grammar"]:
+        raise _refusal(
+            "tools",
+            "tools with strict=true or without parallel calls make a grammar, which may have "
+            f"{MAX_BYTES['grammar']} bytes, got {size}; shorten their schemas, or leave that out",
+        )
 
 
 def _refusal(param: str, message: str) -> ApiError:
