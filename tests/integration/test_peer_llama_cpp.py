@@ -49,8 +49,8 @@ def test_it_continues_as_we_do(tmp_path: Path, dtype: str, type_names: tuple[str
         measured = [name for name in type_names if f" {name} " in plain.name]
         assert len(measured) == 1
         assert f" {measured[0]} " in lookup.name
-        left_out = [name for name in type_names if f"llama.cpp {name} was left out" in str(notes)]
-        assert sorted([*measured, *left_out]) == sorted(type_names)
+        choice = f"on the first prompts was measured, llama.cpp {measured[0]}"
+        assert any(choice in note for note in notes) == (len(type_names) > 1)
         for peer in (plain, lookup):
             answer = peer.generate_batch(prompts, [GREEDY]).answers[0].token_ids
             # Roundings differ between the engines, so that later tokens may differ too.

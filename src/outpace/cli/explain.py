@@ -103,6 +103,7 @@ def _record_json(log: DecisionLog, record: StepRecord, economy: Economy | None) 
         "predicted_tokens": record.predicted_tokens,
         "num_tokens": record.num_tokens,
         "predicted_s": record.predicted_s,
+        "reading_s": record.reading_s,
         "step_s": record.step_s,
         "draft_s": record.draft_s,
         "target_s": record.target_s,
@@ -227,11 +228,13 @@ def reason(log: DecisionLog, record: StepRecord, economy: Economy | None) -> str
         return _why_plain(log, economy)
     if not request.drafted:
         return f"{source_name(request.source)} named nothing that is worth a row"
-    if expected <= 1 or expected * plain_s < record.predicted_s:
+    predicted_s = record.predicted_s - record.reading_s
+    if expected <= 1 or expected * plain_s < predicted_s:
         return f"a trial: {source_name(request.source)} has not been asked for long"
+    reading = f", after {_ms(record.reading_s)} ms of reading the text" if record.reading_s else ""
     return (
-        f"{expected:.1f} tokens expected in {_ms(record.predicted_s)} ms, where plain steps need "
-        f"{_ms(expected * plain_s)} ms"
+        f"{expected:.1f} tokens expected in {_ms(predicted_s)} ms, where plain steps need "
+        f"{_ms(expected * plain_s)} ms{reading}"
     )
 
 

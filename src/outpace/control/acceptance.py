@@ -26,6 +26,10 @@ REQUEST_PRIOR, REGIME_PRIOR = 8.0, 4.0
 """How many observations of a request what is known of its regime weighs; and how many of a regime
 what was assumed at first does."""
 
+REGIME_HALF_LIFE = 1024
+"""Steps of requests that go by without a draft until what is known of their regime counts half:
+others may have other texts, and what is thought of a drafter decides whether it is asked again."""
+
 LEAST, MOST = 0.01, 0.99
 """Where a borrowed estimate is held: nothing is certain that was not seen."""
 
@@ -84,6 +88,14 @@ class _Learner:
         """Let what the request has shown count `kept` times as much, from 0 to 1. For a request
         that went without drafts for a while: what its text was like says less of what it is."""
         self._requests[seq_id][0].fade(kept)
+
+    def fade_regime(self, seq_id: int, num_steps: int) -> None:
+        """Let what the request's regime has shown count less, after so many steps of the request
+        without a draft."""
+        if num_steps:
+            regime = self._requests[seq_id][1]
+            regime.counts.fade(0.5 ** (num_steps / REGIME_HALF_LIFE))
+            regime.estimates = []
 
     def check_integrity(self) -> None:
         assert not self._requests, f"acceptance kept for sequences {sorted(self._requests)}"

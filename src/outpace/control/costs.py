@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import log2
 
 PACE_STEPS = 11
@@ -180,6 +180,9 @@ class DraftCosts:
         self._plain_s = plain_s
         self._lines: dict[int, _PacedLine] = {}
         self._reading = Pace()
+        self._reading.observe(
+            1.0
+        )  # so that the first reading, in which buffers are made, is outvoted
 
     def reading_s(self, num_unread: int) -> float:
         """Seconds of reading so many tokens of a text, beside those of drafting."""
@@ -199,6 +202,10 @@ class DraftCosts:
         if size not in self._lines:
             size = min(self._lines, key=lambda seen: (abs(seen - size), seen))
         return self._lines[size].predict(levels)
+
+    def up_to(self, num_seqs: int, levels: int) -> list[float]:
+        """The seconds of 0, 1, ..., `levels` levels, never decreasing."""
+        return list(accumulate((self.predict(num_seqs, n) for n in range(levels + 1)), max))
 
     def observe(self, num_seqs: int, levels: int, num_unread: List[int], seconds: float) -> None:
         """Learn from one call of the drafter. num_unread: tokens it had to read of each text."""

@@ -31,7 +31,8 @@ class StepRecord:
     num_rows: rows fed to the target, num_seqs and all draft tokens. context: cached tokens of the
     sequences together. predicted_tokens, predicted_s: what the plan expected; predicted_s is 0
     where there was no plan. num_tokens: output tokens of the step. draft_s, target_s: seconds in
-    drafters and in the target pass; step_s: in the whole step.
+    drafters and in the target pass; step_s: in the whole step. reading_s: of predicted_s, for the
+    trained drafter's reading of text that it had not read, which serves later steps too.
     """
 
     step: int
@@ -45,6 +46,7 @@ class StepRecord:
     draft_s: float
     target_s: float
     step_s: float
+    reading_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -9,6 +9,9 @@ from outpace.control.decisions import RequestRecord, StepRecord
 from outpace.control.goodput import Plan
 from outpace.types import StepTimes
 
+MUCH = 0.25
+"""Share of a step's time from which on its reading makes it unlike other steps."""
+
 
 @dataclass(slots=True)
 class OpenStep:
@@ -27,9 +30,14 @@ class OpenStep:
     requests: list[RequestRecord]
 
     @property
+    def reads_much(self) -> bool:
+        """Whether much of it was for reading."""
+        return self.plan is not None and self.reading_s > MUCH * self.plan.seconds
+
+    @property
     def is_steady(self) -> bool:
         """Whether its time says something of other steps."""
-        return not (self.feeds_prompts or self.reading_s)
+        return not (self.feeds_prompts or self.reads_much)
 
     @property
     def is_planned(self) -> bool:
@@ -52,4 +60,5 @@ class OpenStep:
             draft_s=times.draft_s,
             target_s=times.target_s,
             step_s=times.step_s,
+            reading_s=self.reading_s if predicts else 0.0,
         )

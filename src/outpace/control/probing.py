@@ -5,6 +5,9 @@ from __future__ import annotations
 FIRST_PAUSE, LONGEST_PAUSE = 64, 512
 """Steps without a drafter before it is tried again: at first, and where no trial has paid. At 512
 a trial that costs a whole pass costs 0.2 %."""
+MOST_PRICE = 8.0
+"""Trials are put off as if they cost at most so many plain steps: what they cost may grow while
+they are put off."""
 
 
 class Probing:
@@ -24,7 +27,11 @@ class Probing:
         price: of the trial, in plain steps: dearer ones than 1 are due as much later.
         """
         pause = self._pauses.get(seq_id, FIRST_PAUSE)
-        return self._waited.get(seq_id, 0) >= pause * max(price, 1.0)
+        return self.num_waited(seq_id) >= pause * min(max(price, 1.0), MOST_PRICE)
+
+    def num_waited(self, seq_id: int) -> int:
+        """Steps of this request since its last draft from the drafter, or its first step."""
+        return self._waited.get(seq_id, 0)
 
     def tick(self, seq_id: int) -> None:
         """A step of this request went by without a draft from the drafter."""

@@ -11,23 +11,38 @@ from collections.abc import Sequence as List
 from itertools import accumulate
 
 from outpace.control.goodput import Ways
+from outpace.types import Sequence
 
-COUNTED_ON = 64
-"""Output tokens to come that are counted on where the request allows them. Of longer answers as
-many as there are: what has gone on for long tends to go on for as long again."""
+FIRST_GUESS = 64.0
+"""Output tokens that an answer is expected to have before any has ended."""
+NEWEST_SHARE = 1 / 16
+"""What the newest answer weighs in the mean of their lengths."""
 
 
-def tokens_to_come(num_output: int, most: int | None) -> int:
-    """Output tokens that are counted on after the first `num_output`, of `most` in all, if that is
-    known."""
-    expected = max(num_output, COUNTED_ON)
-    return expected if most is None else max(min(expected, most - num_output), 0)
+class AnswerLengths:
+    """How long answers are, by those that have ended."""
+
+    def __init__(self) -> None:
+        self._mean = FIRST_GUESS
+
+    def observe(self, num_output: int) -> None:
+        """An answer has ended after so many tokens."""
+        self._mean += NEWEST_SHARE * (num_output - self._mean)
+
+    def to_come(self, seq: Sequence) -> float:
+        """Output tokens that are counted on: what is missing to the mean or, in longer answers, as
+        many as there are, since what has gone on for long tends to go on for as long again. No more
+        than the request allows."""
+        expected = max(self._mean - seq.num_output, float(seq.num_output))
+        if seq.max_len is None:
+            return expected
+        return max(min(expected, seq.max_len - len(seq.tokens)), 0.0)
 
 
 def worth_reading(
     ways: List[Ways],
     reading_s: List[float],
-    to_come: List[int],
+    to_come: List[float],
     curve: List[float],
     trained_s: List[float],
     rate: float,
@@ -36,7 +51,8 @@ def worth_reading(
     come makes up for its reading.
 
     reading_s: seconds that each request's text takes to read. to_come: output tokens counted on.
-    curve, trained_s, rate: see `plan`.
+    trained_s: what drafting for one request takes, as its share of that for all. curve, rate: see
+    `plan`.
     """
     return [
         each
@@ -47,7 +63,7 @@ def worth_reading(
 
 
 def _gain(
-    ladder: List[float], to_come: int, curve: List[float], trained_s: List[float], rate: float
+    ladder: List[float], to_come: float, curve: List[float], trained_s: List[float], rate: float
 ) -> float:
     """Tokens that are gained over the next `to_come` by drafts of the best length."""
     best = 0.0

@@ -14,19 +14,19 @@ PROBE_TOKENS = 2
 def with_trials(
     decided: Plan,
     probing: Probing,
-    seq_ids: List[int],
+    prices: List[tuple[int, float]],
     ways: List[Ways],
     curve: List[float],
     trained_s: List[float],
-    prices: List[float],
 ) -> Plan:
     """The same plan, but that requests that are due, and were to get nothing, get a short draft by
     the trained drafter. Counts the step for all that get none.
 
-    curve, trained_s: see `plan`. prices: plain steps that the drafter needs to read each text.
+    prices: for each request its `seq_id`, and how many plain steps' time the drafter needs to read
+    its text first. curve, trained_s: see `plan`.
     """
     choices, num_tokens = list(decided.choices), decided.num_tokens
-    for i, (seq_id, each, price) in enumerate(zip(seq_ids, ways, prices, strict=True)):
+    for i, ((seq_id, price), each) in enumerate(zip(prices, ways, strict=True)):
         if choices[i][0] == TRAINED:
             continue
         probing.tick(seq_id)

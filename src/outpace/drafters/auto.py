@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from itertools import accumulate, compress
+from itertools import compress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from outpace.control.decisions import DecisionLog, Economy, RequestRecord
 from outpace.control.goodput import TRAINED, Plan, Ways, plan
 from outpace.control.open_step import OpenStep
 from outpace.control.probing import Probing
-from outpace.control.reading import tokens_to_come, worth_reading
+from outpace.control.reading import AnswerLengths, worth_reading
 from outpace.control.regimes import REGIMES, common_regime, regime_of
 from outpace.control.rivals import Rivals
 from outpace.control.stretches import Copying, Stretches
@@ -150,6 +150,7 @@ class AutoDrafter(Drafter):
         self._costs, self._stretches = StepCosts(table), Stretches(table)
         self._requests: dict[int, _Request] = {}
         self._draft_costs = DraftCosts(self._costs.plain_s)
+        self._lengths = AnswerLengths()
         self._calibration, self._acceptance = Calibration(), Acceptance()
         self._learners: list[Acceptance | Calibration | Rivals]
         self._learners = [self._calibration, self._acceptance]
@@ -177,6 +178,7 @@ class AutoDrafter(Drafter):
 
     def propose(self, seqs: List[Sequence], budgets: List[int]) -> list[Draft]:
         self._settle_untimed()
+        self._reading_s = 0.0
         for seq in seqs:
             self._open(seq)
         stretches = self._stretches
@@ -220,24 +222,28 @@ class AutoDrafter(Drafter):
 
     def _decide(self, seqs: List[Sequence], ways: List[Ways], terms: Terms) -> Plan:
         curve = terms.curve(sum(max(len(w.lookup), len(w.trained)) for w in ways))
-        levels = max((len(w.trained) for w in ways), default=0)
-        users = sum(bool(w.trained) for w in ways)
-        costs = (self._draft_costs.predict(users, level) for level in range(levels + 1))
-        trained_s = list(accumulate(costs, max))
         self._price = terms.rate * (curve[-1] - curve[0]) / max(len(curve) - 1, 1)
         if self._trained is None:
-            return plan(ways, curve, trained_s, terms.rate)
+            return plan(ways, curve, [0.0], terms.rate)
         reading_s = [self._draft_costs.reading_s(num) for num in self._num_unread(seqs)]
-        to_come = [tokens_to_come(seq.num_output, _most_output(seq)) for seq in seqs]
-        worth = worth_reading(ways, reading_s, to_come, curve, trained_s, terms.rate)
-        decided = plan(worth, curve, trained_s, terms.rate)
-        prices = [seconds / self._costs.plain_s for seconds in reading_s]
-        decided = with_trials(
-            decided, self._probing, [s.seq_id for s in seqs], ways, curve, trained_s, prices
-        )
-        asked = (source == TRAINED for source, _ in decided.choices)
-        self._reading_s = sum(compress(reading_s, asked))
+        to_come = [self._lengths.to_come(seq) for seq in seqs]
+        trained_s, users = self._trained_s(ways), sum(bool(each.trained) for each in ways)
+        share_s = [seconds / max(users, 1) for seconds in trained_s]
+        worth = worth_reading(ways, reading_s, to_come, curve, share_s, terms.rate)
+        decided = plan(worth, curve, self._trained_s(worth), terms.rate)
+        plain_s = self._stretches.plain_s(terms.num_seqs, terms.context)
+        asked = [
+            (seq.seq_id, seconds / plain_s) for seq, seconds in zip(seqs, reading_s, strict=True)
+        ]
+        decided = with_trials(decided, self._probing, asked, ways, curve, trained_s)
+        reads = (source == TRAINED for source, _ in decided.choices)
+        self._reading_s = sum(compress(reading_s, reads))
         return decided._replace(seconds=decided.seconds + self._reading_s)
+
+    def _trained_s(self, ways: List[Ways]) -> list[float]:
+        """Seconds of 0, 1, ... levels by the trained drafter, for all that have ways of its."""
+        depths = [len(each.trained) for each in ways if each.trained]
+        return self._draft_costs.up_to(len(depths), max(depths, default=0))
 
     def _carry_out(
         self, seqs: List[Sequence], offers: List[Draft], ways: List[Ways], decided: Plan
@@ -248,12 +254,12 @@ class AutoDrafter(Drafter):
         made = carry_out(decided, seqs, offers, ways, self._trained, self._merging)
         seconds = perf_counter() - started
         silent = [
-            seq.seq_id
+            self._requests[seq.seq_id]
             for seq, each in zip(seqs, made, strict=True)
             if seq.seq_id in lengths and not each.by_trained
         ]
-        for seq_id in silent:
-            self._requests[seq_id].is_silent = True
+        for request in silent:
+            request.is_silent = True
         if lengths and not silent:
             self._draft_costs.observe(len(lengths), max(lengths.values()), num_unread, seconds)
         return made
@@ -324,9 +330,10 @@ class AutoDrafter(Drafter):
             self._stretches.pass_by()
         if decided is not None and step.is_steady and not was_plain:
             self._costs.observe(shape, step.regime, times.target_s, times.rest_s)
-            self._judge_trials(step, times.step_s)
-        elif decided is not None and step.reading_s and not step.feeds_prompts:
-            self._judge_trials(step, decided.seconds - step.reading_s)
+            plain_s = self._stretches.plain_s(shape.num_seqs, shape.context)
+            self._judge_trials(step, times.step_s, plain_s)
+        elif step.reads_much:
+            self._judge_as_planned(step)
         self.decisions.add(step.record(self.decisions.num_steps, times))
 
     def _settle_untimed(self) -> None:
@@ -336,13 +343,20 @@ class AutoDrafter(Drafter):
         if step is None:
             return
         self._stretches.pass_by()
-        if step.plan is not None and not step.feeds_prompts:
-            self._judge_trials(step, step.plan.seconds - step.reading_s)
+        self._judge_as_planned(step)
 
-    def _judge_trials(self, step: OpenStep, step_s: float) -> None:
-        """Tell of each draft by the trained drafter whether it was worth the step, which took
-        `step_s` without reading: that is for all drafts to come."""
-        plain_s = self._stretches.plain_s(step.shape.num_seqs, step.shape.context)
+    def _judge_as_planned(self, step: OpenStep) -> None:
+        """As `_judge_trials`, by what the step was expected to take, for those that it was planned
+        for and without reading: that is for all drafts to come."""
+        if step.plan is not None and not step.feeds_prompts:
+            num_planned = len(step.plan.choices)
+            context = step.shape.context * num_planned // step.shape.num_seqs
+            plain_s = self._stretches.plain_s(num_planned, context)
+            self._judge_trials(step, step.plan.seconds - step.reading_s, plain_s)
+
+    def _judge_trials(self, step: OpenStep, step_s: float, plain_s: float) -> None:
+        """Tell of each draft by the trained drafter whether it was worth a step of `step_s` seconds
+        where a plain one takes `plain_s`."""
         for seq_id, source, _, accepted in step.requests:
             by_trained = source in (self._names.get(TRAINED), self._names.get(MERGED))
             if by_trained and seq_id in self._requests:
@@ -353,12 +367,14 @@ class AutoDrafter(Drafter):
         most, newest = self._auto.num_speculative_tokens, self.decisions.tail(1)
         context = newest[0].context // newest[0].num_seqs if newest else 0
         pass_s = self._costs.curve(1, context, 1 + most, self._newest_regime)
-        draft_s = [self._draft_costs.predict(1, level) for level in range(self._most_trained + 1)]
+        draft_s = self._draft_costs.up_to(1, self._most_trained)
         return Economy(pass_s, self._names.get(TRAINED), draft_s if self._trained else (0.0,))
 
     def release(self, seq: Sequence) -> None:
         self._made.pop(seq.seq_id, None)
         if self._requests.pop(seq.seq_id, None) is not None:
+            self._lengths.observe(seq.num_output)
+            self._acceptance.fade_regime(seq.seq_id, self._probing.num_waited(seq.seq_id))
             for learner in self._learners:
                 learner.release(seq.seq_id)
             self._probing.release(seq.seq_id)
@@ -375,11 +391,6 @@ class AutoDrafter(Drafter):
         self._lookup.check_integrity()
         if self._trained is not None:
             self._trained.check_integrity()
-
-
-def _most_output(seq: Sequence) -> int | None:
-    """Most output tokens of a sequence, if that is known."""
-    return None if seq.max_len is None else seq.max_len - seq.num_prompt
 
 
 def _context(seqs: List[Sequence]) -> int:

@@ -83,9 +83,12 @@ class DraftModelDrafter(Drafter):
         self._catch_up([seq for seq, limit in zip(seqs, limits, strict=True) if limit > 0])
         return self._drafts.propose(seqs, limits)
 
+    def adopt(self, seq: Sequence, source: Sequence | None, length: int) -> int:
+        self._runner.open(seq)
+        return length
+
     def num_unread(self, seq: Sequence) -> int:
-        is_open = self._runner.is_open(seq)
-        num_read = self._runner.num_cached(seq) if is_open else 0
+        num_read = self._runner.num_cached(seq) if self._runner.is_open(seq) else 0
         return max(len(seq.tokens) - 1 - num_read, 0)
 
     def _catch_up(self, seqs: List[Sequence]) -> None:

@@ -160,6 +160,11 @@ def test_reasons() -> None:
     )
     assert reason(log, drafted, ECONOMY).startswith("1.9 tokens expected in 7.0 ms")
     assert reason(log, trial, ECONOMY) == "a trial: eagle3 has not been asked for long"
+    drafted.predicted_s, drafted.reading_s = drafted.predicted_s + 0.05, 0.05
+    assert reason(log, drafted, ECONOMY) == (
+        "1.9 tokens expected in 7.0 ms, where plain steps need 7.6 ms, after 50.0 ms of reading "
+        "the text"
+    )
     assert "not tried" in reason(DecisionLog(), plain, ECONOMY)
     assert reason(log, plain, None) == "1.0 tokens expected"
     assert "nothing was predicted" in reason(log, record(15, predicted=(0.0, 0.0)), ECONOMY)

@@ -10,7 +10,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.control.acceptance import REQUEST_MEMORY, Acceptance
+from outpace.control.acceptance import REGIME_HALF_LIFE, REQUEST_MEMORY, Acceptance
 
 HISTORIES = st.lists(
     st.tuples(st.integers(0, 8), st.integers(0, 8), st.booleans()).map(
@@ -144,6 +144,23 @@ def test_fading_takes_a_request_back_towards_its_regime() -> None:
     assert before[0] < acceptance.ladder(1, 3)[0] < shared[0] < fresh[0]
     acceptance.fade(1, 0.0)
     assert acceptance.ladder(1, 3) == shared
+
+
+def test_what_a_regime_has_shown_long_ago_is_forgotten() -> None:
+    acceptance = opened()
+    judge(acceptance, [0.05] * 4, 300, seed=9)
+    acceptance.open(1, "greedy")
+    acceptance.open(2, "sampled")
+    poor, other = acceptance.ladder(1, 1)[0], acceptance.ladder(2, 1)[0]
+    acceptance.fade_regime(1, 0)
+    assert acceptance.ladder(1, 1)[0] == poor
+    for _ in range(5):
+        acceptance.fade_regime(1, REGIME_HALF_LIFE)
+    assert poor < 0.1
+    assert 2 * poor < acceptance.ladder(1, 1)[0] < 0.5
+    acceptance.fade_regime(1, 20 * REGIME_HALF_LIFE)
+    assert acceptance.ladder(1, 1)[0] == pytest.approx(0.5, abs=0.01)
+    assert acceptance.ladder(2, 1)[0] == other
 
 
 def test_nothing_is_kept_of_a_request_that_was_released() -> None:

@@ -150,9 +150,22 @@ def test_reading_a_prompt_is_not_taken_for_what_drafting_costs(
         drafter._trained.rank = rank
         monkeypatch.setattr("outpace.drafters.auto.perf_counter", lambda: now[0])
         run(llm, [HARD, COPYING, [3, 4]])
-        costs_of = drafter._draft_costs
-    assert costs_of.reading_s(len(HARD)) > 100.0
-    assert costs_of.predict(1, 1) < 1.0
+    assert drafter._draft_costs.predict(1, 1) < 0.1
+
+
+@pytest.mark.parametrize(("token_s", "is_read"), [(0.01, True), (1000.0, False)])
+def test_a_text_is_read_only_where_that_pays(costs: Any, token_s: float, is_read: bool) -> None:
+    costs(FREE_ROWS)
+    with LLM(TARGET, speculative_config=auto(model=head(seed=3, sharpness=2.0))) as llm:
+        drafter = llm._engine._drafter._drafter
+        drafter._lookup.propose_above = lambda floor, seqs, budgets: [Draft()] * len(seqs)
+        drafter._draft_costs.reading_s = lambda num: token_s * num if num > 8 else 0.0
+        run(llm, [HARD])
+        records = llm.decisions.tail(4096)
+    read = [record for record in records if record.reading_s]
+    assert bool(read) is is_read
+    assert all(record.predicted_s > record.reading_s for record in read)
+    assert any(each.drafted for record in records for each in record.requests) is is_read
 
 
 def test_requests_of_one_batch_get_lengths_of_their_own(costs: Any) -> None:

@@ -139,6 +139,25 @@ def test_a_long_prompt_is_caught_up_with_in_chunks(monkeypatch: pytest.MonkeyPat
     assert token_ids(drafts) == token_ids(expected)
 
 
+@native
+def test_it_knows_how_much_it_has_to_read() -> None:
+    drafter, tokens = make(), some_tokens(40)
+    first = Sequence(0, tokens[:30], 30, GREEDY)
+    assert drafter.adopt(first, None, 0) == 0
+    assert drafter.num_unread(first) == 29
+    drafter.propose([first], [3])
+    assert drafter.num_unread(first) == 0
+    first.tokens.extend([*tokens[30:34]])
+    assert drafter.num_unread(first) <= 4
+    drafter.release(first)
+    # What an ended text left in the cache is read already.
+    second = Sequence(1, [*tokens[:25], *tokens[35:]], 30, GREEDY)
+    drafter.adopt(second, None, 0)
+    assert drafter.num_unread(second) == 4
+    drafter.release(second)
+    drafter.check_integrity()
+
+
 def test_a_model_in_torch_drafts_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = make(draft=tiny_model())
     assert not drafter._runner.can_draft

@@ -182,6 +182,17 @@ def test_columns_are_true_where_rows_fill_up(monkeypatch: pytest.MonkeyPatch) ->
     assert num_skipped > 5 * examples(12)
 
 
+def test_it_knows_how_much_it_has_to_read() -> None:
+    drafter, target, (seq,) = decoding(new_head(), GREEDY)
+    assert drafter.num_unread(sequence(7, [1, 2])) == 0
+    assert drafter.num_unread(seq) == 3
+    drafter.propose([seq], [2])
+    assert drafter.num_unread(seq) == 0
+    for _ in range(5):
+        target.step([seq], [NO_DRAFT], [[]], [[6]])
+    assert drafter.num_unread(seq) == 4
+
+
 def test_the_check_can_fail() -> None:
     """A drafter that keeps what it drafted, or takes the wrong node's feature, is found out."""
     rng = np.random.default_rng(0)

@@ -47,6 +47,21 @@ def module(**values: Any) -> ModuleType:
     return made
 
 
+def peer_subject(folder: Path, notes: list[str]) -> PeerSubject:
+    return PeerSubject(
+        path=folder,
+        dtype="bfloat16",
+        device="cpu",
+        end_token_ids=(2,),
+        max_model_len=64,
+        max_batch=3,
+        tuning_prompts=((1,),),
+        threads=1,
+        work_dir=folder,
+        note=notes.append,
+    )
+
+
 # --- llama.cpp ------------------------------------------------------------------------------------
 
 
@@ -140,6 +155,64 @@ def test_llama_decodes_the_same_with_and_without_lookup(
         assert tokens(drafted) == expected
         assert len(drafted.steps[0]) < 40, "no draft was accepted"
     assert tokens(engine.generate([request()], {"lookup_len": 0})) == expected
+
+
+class FakeProcess:
+    """A peer's process that decodes at its own pace, or fails."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.is_closed = seconds, False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "prompts", "measured"),
+    [
+        ({"F16": 2.0, "BF16": 1.0}, ((1, 2),), ["BF16"]),
+        ({"F16": 1.0, "BF16": 2.0}, ((1, 2),), ["F16"]),
+        ({"F16": -1.0, "BF16": 2.0}, ((1, 2),), ["BF16"]),
+        ({"F16": -1.0, "BF16": -1.0}, ((1, 2),), []),
+        ({"F16": 1.0, "BF16": 2.0}, (), ["F16", "BF16"]),
+    ],
+)
+def test_llama_is_measured_on_its_faster_file(
+    seconds: dict[str, float],
+    prompts: tuple[tuple[int, ...], ...],
+    measured: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A negative number of seconds: it fails."""
+    processes = {name: FakeProcess(value) for name, value in seconds.items()}
+
+    @dataclass
+    class FakePeer:
+        name: str
+        process: FakeProcess
+
+        def generate_batch(self, prompts: Any, params: Any) -> Any:
+            if self.process.seconds < 0:
+                raise PeerError("it fell over")
+            return SimpleNamespace(window_s=self.process.seconds)
+
+    def started(subject: Any, label: str, type_name: str, closing: Any) -> FakeProcess:
+        return processes[type_name]
+
+    def peer(label: str, process: FakeProcess, *args: Any, **named: Any) -> FakePeer:
+        return FakePeer(label, process)
+
+    monkeypatch.setattr(llama_cpp, "_started", started)
+    monkeypatch.setattr(llama_cpp, "ProcessPeer", peer)
+    notes: list[str] = []
+    subject = replace(peer_subject(tmp_path, notes), tuning_prompts=prompts)
+    with ExitStack() as closing:
+        peers = llama_cpp.open_methods(subject, closing)
+    plain = [each.name for each in peers if each.name.endswith("plain")]
+    assert plain == [f"llama.cpp {name} plain" for name in measured]
+    assert {name for name, process in processes.items() if not process.is_closed} == set(measured)
+    assert len({note.split(":")[0] for note in notes}) == len(notes)
 
 
 def test_a_cache_that_keeps_rejected_drafts_shows(llama: Callable[..., LlamaEngine]) -> None:
@@ -249,19 +322,7 @@ def test_vllm_has_a_process_for_each_way(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(vllm_peer, "PeerProcess", open_process)
     notes: list[str] = []
-    subject = PeerSubject(
-        path=tmp_path,
-        dtype="bfloat16",
-        device="cpu",
-        end_token_ids=(2,),
-        max_model_len=64,
-        max_batch=3,
-        tuning_prompts=((1,),),
-        threads=1,
-        work_dir=tmp_path,
-        note=notes.append,
-        head=tmp_path / "head",
-    )
+    subject = replace(peer_subject(tmp_path, notes), head=tmp_path / "head")
     with ExitStack() as closing:
         peers = vllm_peer.open_methods(subject, closing)
         without = vllm_peer.open_methods(replace(subject, head=None), closing)

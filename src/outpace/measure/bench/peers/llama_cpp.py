@@ -64,12 +64,12 @@ def _fastest_file(
     best = fastest(plain, subject.tuning_prompts, subject.note)
     kept = []
     for (label, process), peer in zip(opened, plain, strict=True):
-        if peer in best:
-            kept.append((label, process))
-        else:
+        if peer not in best:
             process.close()
-            if best:
-                subject.note(f"{label} was left out: {best[0].name} is faster on the first prompts")
+            continue
+        kept.append((label, process))
+        tried = " and ".join(label for label, _ in opened)
+        subject.note(f"of {tried} the faster one on the first prompts was measured, {label}")
     return kept
 
 
