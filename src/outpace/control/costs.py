@@ -179,18 +179,14 @@ class DraftCosts:
         """plain_s: seconds of a plain target pass, by which drafting is judged until it is seen."""
         self._plain_s = plain_s
         self._lines: dict[int, _PacedLine] = {}
+        self._token_s = READING_PRIOR * plain_s
         self._reading = Pace()
-        self._reading.observe(
-            1.0
-        )  # so that the first reading, in which buffers are made, is outvoted
+        # The prior has a vote: buffers are made in the first call, which must not decide alone.
+        self._reading.observe(1.0)
 
     def reading_s(self, num_unread: int) -> float:
         """Seconds of reading so many tokens of a text, beside those of drafting."""
         return self._reading.scale * self._token_s * num_unread if num_unread > FEW_UNREAD else 0.0
-
-    @property
-    def _token_s(self) -> float:
-        return READING_PRIOR * self._plain_s
 
     def predict(self, num_seqs: int, levels: int) -> float:
         """Seconds of drafting `levels` tokens for each of that many sequences together."""

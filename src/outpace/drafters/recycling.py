@@ -39,7 +39,6 @@ MAX_SALTS = 16
 MAX_NODES = 512
 """Most nodes of the static tree: no step takes more."""
 
-
 SLOTS_PER_TOKEN = 4
 """How much larger the static tree is than the draft, so that where tokens have no row yet the
 nodes they would have had go to the next best places."""

@@ -150,6 +150,8 @@ def test_reading_a_prompt_is_not_taken_for_what_drafting_costs(
         drafter._trained.rank = rank
         monkeypatch.setattr("outpace.drafters.auto.perf_counter", lambda: now[0])
         run(llm, [HARD, COPYING, [3, 4]])
+        totals = llm.decisions.totals
+    assert totals["eagle3"].steps > 20
     assert drafter._draft_costs.predict(1, 1) < 0.1
 
 

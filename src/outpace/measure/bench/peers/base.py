@@ -188,6 +188,13 @@ def fastest(
     return sorted(working, key=lambda peer: seconds[peer.name])[:1]
 
 
+def plain_and_lookup(subject: PeerSubject, peer: Callable[[str, int], Peer]) -> list[Peer]:
+    """Plain decoding, and prompt lookup with the length that is fastest on the tuning prompts, if
+    there are any. peer: the way to decode of that name, with at most so many tokens looked up."""
+    lookups = [peer(f"prompt lookup K={k}", k) for k in LOOKUP_LENGTHS]
+    return [peer("plain", 0), *fastest(lookups, subject.tuning_prompts, subject.note)]
+
+
 def _known(name: str) -> str:
     if name not in PEERS:
         raise OptionError(f"peer must be {', '.join(PEERS)}, got {name!r}")

@@ -8,7 +8,7 @@ slower.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from statistics import median
@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from outpace.errors import OutpaceError
-from outpace.measure.bench.peers.base import LOOKUP_LENGTHS, Peer, PeerError, PeerSubject, fastest
+from outpace.measure.bench.peers.base import (
+    LOOKUP_LENGTHS,
+    Peer,
+    PeerError,
+    PeerSubject,
+    fastest,
+    plain_and_lookup,
+)
 from outpace.measure.bench.peers.llama_library import (
     INSTALL,
     LlamaContext,
@@ -53,14 +60,15 @@ def open_methods(subject: PeerSubject, closing: ExitStack) -> list[Peer]:
             subject.note(f"{label} was not measured: {error}")
     if len(opened) > 1 and subject.tuning_prompts:
         opened = _fastest_file(subject, opened)
-    return [peer for label, process in opened for peer in _methods(subject, label, process)]
+    peers = [plain_and_lookup(subject, _ways(subject, *each)) for each in opened]
+    return [peer for found in peers for peer in found]
 
 
 def _fastest_file(
     subject: PeerSubject, opened: list[tuple[str, PeerProcess]]
 ) -> list[tuple[str, PeerProcess]]:
     """The one whose plain decoding is fastest, alone in a list; the others are closed."""
-    plain = [_peer(subject, label, process, "plain", 0) for label, process in opened]
+    plain = [_ways(subject, *each)("plain", 0) for each in opened]
     best = fastest(plain, subject.tuning_prompts, subject.note)
     kept = []
     for (label, process), peer in zip(opened, plain, strict=True):
@@ -73,23 +81,22 @@ def _fastest_file(
     return kept
 
 
-def _methods(subject: PeerSubject, label: str, process: PeerProcess) -> list[Peer]:
-    lookups = [_peer(subject, label, process, f"prompt lookup K={k}", k) for k in LOOKUP_LENGTHS]
-    plain = _peer(subject, label, process, "plain", 0)
-    return [plain, *fastest(lookups, subject.tuning_prompts, subject.note)]
+def _ways(
+    subject: PeerSubject, label: str, process: PeerProcess
+) -> Callable[[str, int], ProcessPeer]:
+    """Makes peers that decode in the process; see `plain_and_lookup`."""
 
+    def peer(method: str, lookup_len: int) -> ProcessPeer:
+        return ProcessPeer(
+            f"{label} {method}",
+            process,
+            {"lookup_len": lookup_len},
+            end_token_ids=subject.end_token_ids,
+            max_model_len=subject.max_model_len,
+            greedy_only=True,
+        )
 
-def _peer(
-    subject: PeerSubject, label: str, process: PeerProcess, method: str, lookup_len: int
-) -> Peer:
-    return ProcessPeer(
-        f"{label} {method}",
-        process,
-        {"lookup_len": lookup_len},
-        end_token_ids=subject.end_token_ids,
-        max_model_len=subject.max_model_len,
-        greedy_only=True,
-    )
+    return peer
 
 
 def _started(subject: PeerSubject, label: str, type_name: str, closing: ExitStack) -> PeerProcess:

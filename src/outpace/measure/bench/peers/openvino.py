@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outpace.errors import OutpaceError
-from outpace.measure.bench.peers.base import LOOKUP_LENGTHS, Peer, PeerSubject, fastest
+from outpace.measure.bench.peers.base import Peer, PeerSubject, plain_and_lookup
 from outpace.measure.bench.peers.process import PeerProcess, ProcessPeer
 from outpace.measure.bench.peers.weights import GGUF_TYPES, gguf_file
 from outpace.measure.bench.peers.worker import Request, StepClock
@@ -55,8 +55,7 @@ def open_methods(subject: PeerSubject, closing: ExitStack) -> list[Peer]:
             max_batch=subject.max_batch,
         )
 
-    lookups = [peer(f"prompt lookup K={k}", k) for k in LOOKUP_LENGTHS]
-    return [peer("plain", 0), *fastest(lookups, subject.tuning_prompts, subject.note)]
+    return plain_and_lookup(subject, peer)
 
 
 def _path(subject: PeerSubject, closing: ExitStack) -> Path:
